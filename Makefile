@@ -1,0 +1,76 @@
+# Needs python3 (3.11 or newer) with pip, git and make; everything else is installed into this folder.
+
+PYTHON   ?= python3
+UV       := .uv/bin/uv
+BIN      := .venv/bin
+SETTINGS ?= samples/seedance.toml
+DAY      ?= 2026-10-01
+ONLY     ?=
+
+# Quiet and self-contained: no analytics, Prefect's files in this folder, patience with a slow first start.
+export DO_NOT_TRACK := 1
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT := false
+export PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS := 120
+export PREFECT_HOME := $(CURDIR)/.prefect
+export UV_PYTHON_DOWNLOADS := never
+unexport PYTHONPATH
+
+.DEFAULT_GOAL := help
+.PHONY: help install dev nightly check test unit integration soak bench lock clean
+
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+$(UV):
+	$(PYTHON) -m pip install --quiet --disable-pip-version-check --root-user-action=ignore --target .uv 'uv==0.13.9'
+
+.venv/pyvenv.cfg: | $(UV)
+	$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
+
+# One stamp a set: `dev` contains `run`, so nothing is taken away again by the next `make nightly`.
+.venv/.run: requirements/run.txt .venv/pyvenv.cfg
+	@test -e .venv/.dev || $(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/run.txt
+	@test ! -e .venv/.dev || $(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
+	@touch $@
+
+.venv/.dev: requirements/dev.txt .venv/pyvenv.cfg
+	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
+	@touch .venv/.run $@
+
+install: .venv/.run ## environment that runs the pipeline
+
+dev: .venv/.dev ## the same, with what checks and tests need
+
+nightly: .venv/.run ## one nightly run (DAY=… SETTINGS=…), without a server of its own
+	@$(BIN)/python -m flows.nightly --settings $(SETTINGS) --day $(DAY)
+
+check: .venv/.dev ## lint, format, types, data dictionary
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m schemas.dictionary --check
+
+test: .venv/.dev ## every test but the soak
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
+
+unit: .venv/.dev ## the quick tests
+	$(BIN)/python -m pytest -q tests/unit
+
+integration: .venv/.dev ## flows, storage, wheel
+	$(BIN)/python -m pytest -q -m "not soak" tests/integration
+
+soak: .venv/.dev ## random seeds, every kill point
+	$(BIN)/python -m pytest -m soak --timeout 7200
+
+bench: .venv/.dev ## one table of measurements (ONLY=name for a part)
+	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY))
+
+lock: $(UV) ## compile the requirement files from pyproject.toml
+	$(UV) pip compile pyproject.toml --quiet --group run --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header -o requirements/run.txt
+	$(UV) pip compile pyproject.toml --quiet --group dev --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-header -o requirements/dev.txt
+
+clean: ## remove environments and caches, not the lake
+	rm -rf .uv .venv .prefect .mypy_cache .pytest_cache .ruff_cache .hypothesis dist

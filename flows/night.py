@@ -1,0 +1,147 @@
+"""The order of the stages, once, for every flow: which stage is called with what, and what is told at the end.
+
+`call` decides how: as Prefect tasks, or directly. No arithmetic and no storage here.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tasks import night
+from tasks.errors import PipelineError
+from tasks.plan import DayPlan, plan, plan_one
+from tasks.settings import Settings
+from tasks.steps import Call
+from tasks.summary import billed_totals, quality_rows, run_facts
+
+TRIES = 3
+"""How often a day is planned again when another run moves its head in between."""
+
+
+class NightFailed(PipelineError):
+    """Some days, bills or sources failed; the others are published. Carries failed."""
+
+
+@dataclass
+class Run:
+    """What a run did: stages with times, deliveries, days, totals; `failed` holds a reason for whatever failed."""
+
+    last_day: str
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    stages: list[dict[str, Any]] = field(default_factory=list)
+    deliveries: list[dict[str, Any]] = field(default_factory=list)
+    admitted: int = 0
+    days: list[str] = field(default_factory=list)
+    totals: list[dict[str, Any]] = field(default_factory=list)
+    billed: dict[str, dict[str, Any]] = field(default_factory=dict)
+    commits: dict[str, int] = field(default_factory=dict)
+    causes: dict[str, str | None] = field(default_factory=dict)
+    quarantined: dict[str, int] = field(default_factory=dict)
+    findings: dict[str, dict[str, int]] = field(default_factory=dict)
+    repaired: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    async def time(self, call: Call, stage: Callable[..., Any], *args: Any) -> Any:
+        """Call a stage and note its time and what it reused."""
+        start = time.monotonic_ns()
+        result = await call(stage, *args)
+        row: dict[str, Any] = {"stage": stage.__name__, "ms": (time.monotonic_ns() - start) // 1_000_000}
+        if isinstance(result, night.Outcome):
+            row |= {"days": len(result.steps) + len(result.failed), "reused": len(result.reused)}
+            row["computed"] = len(result.steps) - len(result.reused)
+            self.failed |= result.failed
+        self.stages.append(row)
+        return result
+
+
+async def run_night(settings: Settings, last_day: str, call: Call, *, first_day: str | None = None, recode: bool = False) -> Run:
+    """Bills and shards in, due days through every stage, reports out.
+
+    Args:
+        settings: where everything is.
+        last_day: newest usage day, YYYY-MM-DD.
+        call: how stages are called.
+        first_day: oldest usage day; the look-back of the settings when None.
+        recode: also days whose code changed.
+    """
+    run = Run(last_day)
+    run.deliveries = await run.time(call, night.ingest_bills, settings)
+    run.failed |= {f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"}
+    run.admitted = len(await run.time(call, night.admit_shards, settings))
+    rows: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(TRIES):
+        plans: list[DayPlan] = await run.time(call, plan, settings, last_day, first_day, recode)
+        moved = await run_days(settings, plans, call, run, rows)
+        if not moved:
+            break
+    else:
+        run.failed |= {day: "another run moved its head three times; run it again" for day in moved}
+    days = await run.time(call, night.shown_days, settings, first_day or last_day, last_day, sorted(rows))
+    await tell(settings, call, run, days)
+    run.repaired = await run.time(call, night.finish, settings, last_day, run.run_id, rows, run_facts(run))
+    return run
+
+
+async def run_days(settings: Settings, plans: Sequence[DayPlan], call: Call, run: Run, rows: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """Due days through collect, reduce, reconcile and publish; days whose head another run moved."""
+    if not plans:
+        return []
+    collected = await run.time(call, night.collect_days, settings, plans)
+    usage = await run.time(call, night.reduce_days, settings, collected)
+    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage)
+    published = await run.time(call, night.publish_days, settings, plans, collected, usage, ledgers)
+    run.failed |= published.failed
+    run.causes |= {p.day: p.cause for p in plans if p.day in published.commits}
+    for day in published.commits:
+        rows[day] = quality_rows(run.run_id, day, [collected, usage, ledgers], published)
+    return list(published.moved)
+
+
+async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) -> Run:
+    """The stages of one day up to the one named, due or not; what the lake holds already is not computed again.
+
+    Args:
+        settings: where everything is.
+        day: usage day; only `bill` can do without.
+        call: how stages are called.
+        upto: bill, collect, reduce, reconcile or publish.
+    """
+    run = Run(day or "")
+    if upto == "bill":
+        run.deliveries = await run.time(call, night.ingest_bills, settings)
+        run.failed |= {f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"}
+        run.billed = await run.time(call, night.billed_of, settings, [day] if day else [])
+        return run
+    assert day is not None
+    if upto == "collect":
+        run.admitted = len(await run.time(call, night.admit_shards, settings))
+    plans = await run.time(call, plan_one, settings, day)
+    collected = await run.time(call, night.collect_days, settings, plans)
+    run.quarantined = {d: len(step.facts["quarantined"]) for d, step in collected.steps.items() if step.facts["quarantined"]}
+    if upto == "collect":
+        return run
+    usage = await run.time(call, night.reduce_days, settings, collected)
+    if upto == "reduce":
+        return run
+    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage)
+    run.totals = [t for step in ledgers.steps.values() for t in step.facts["totals"]]
+    run.days, run.billed = [day], await call(night.billed_of, settings, [day])
+    if upto == "publish":
+        published = await run.time(call, night.publish_days, settings, plans, collected, usage, ledgers)
+        run.failed |= published.failed | dict.fromkeys(published.moved, "another run moved its head; run it again")
+        run.commits = {d: c.n for d, c in published.commits.items()}
+    return run
+
+
+async def tell(settings: Settings, call: Call, run: Run, days: Sequence[str]) -> None:
+    """Totals of the days' heads beside what the bill has for them."""
+    commits = await call(night.heads, settings, days)
+    run.days = sorted(commits)
+    run.commits = {day: c.n for day, c in commits.items()}
+    run.totals, run.findings = billed_totals(commits)
+    run.quarantined = {day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]}
+    run.billed = await call(night.billed_of, settings, sorted(commits))

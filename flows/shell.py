@@ -1,0 +1,85 @@
+"""Flows from a shell: `python -m flows.<name> --help`; arguments come from the parameter model, `--json` is for programs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from flows.night import Run
+from seedance.errors import SeedanceError
+from tasks.errors import PipelineError
+from tasks.io import show
+
+P = TypeVar("P", bound=BaseModel)
+
+
+def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
+    """Parse arguments, run the flow, print what it did. Returns the exit status: 0, 1 when something failed, 2 for wrong arguments."""
+    parser = _parser(model, name, flow.__doc__ or "")
+    given = vars(parser.parse_args())
+    as_json = given.pop("json")
+    try:
+        params = model(**{k: v for k, v in given.items() if v is not None})
+    except ValidationError as error:
+        for problem in error.errors():
+            field = "--" + str(problem["loc"][0]).replace("_", "-") if problem["loc"] else name
+            print(f"{field}: {problem['msg']}, found {problem['input']!r}", file=sys.stderr)
+        return 2
+    try:
+        run = asyncio.run(flow(params))  # type: ignore[arg-type]
+    except (PipelineError, SeedanceError) as error:
+        told = error.facts.get("run")
+        if told is None:
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            return 1
+        run = told
+    print(json.dumps(as_dict(run), indent=1, default=str)) if as_json else tell(run)
+    return 1 if run.failed else 0
+
+
+def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog=f"python -m flows.{name}", description=about.split("\n\n", 1)[0])
+    for field, facts in model.model_fields.items():
+        flag = "--" + field.replace("_", "-")
+        if facts.annotation is bool:
+            parser.add_argument(flag, action="store_true", default=None, help=facts.description)
+        else:
+            parser.add_argument(flag, required=facts.is_required(), help=facts.description)
+    parser.add_argument("--json", action="store_true", help="print the result for programs")
+    return parser
+
+
+def as_dict(run: Run) -> dict[str, Any]:
+    """The run as JSON values; amounts are text."""
+    return {k: v for k, v in vars(run).items()}
+
+
+def tell(run: Run) -> None:
+    """Print stages, deliveries, money and what failed, for people."""
+    out = show.console()
+    for d in run.deliveries:
+        words = f"bill {d['source']}: {d['name']}: {d['status']}"
+        out.print(f"{words}, {d['rows']:,} rows" if d["status"] != "refused" else f"[bold red]{words}[/]", highlight=False)
+    if run.admitted:
+        out.print(f"telemetry: {run.admitted:,} new shards", highlight=False)
+    for day, count in run.quarantined.items():
+        out.print(f"[yellow]{day}: {count} shard(s) in quarantine[/]; see report_quality__runs", highlight=False)
+    out.print(show.stage_table(run.stages))
+    if run.totals:
+        out.print(show.money_table(run.days, run.totals, run.billed))
+    for day, found in run.findings.items():
+        out.print(f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()), highlight=False)
+    for day in run.days:
+        cause = run.causes.get(day)
+        out.print(f"{day}: revision {run.commits[day]}" + (f", because of {cause}" if cause else "") +
+                  ("" if day in run.causes else ", unchanged"), highlight=False)
+    for path in run.repaired:
+        out.print(f"repaired {path}", highlight=False)
+    for what, why in run.failed.items():
+        show.console(error=True).print(f"[bold red]failed[/] {what}: {why}", highlight=False, markup=True)

@@ -1,0 +1,364 @@
+"""Bring telemetry shards into the lake, and say for each shard of a day whether it counts.
+
+`admit` copies a drop folder into `raw/`; `collect_day` checks the shards of one day there. A bucket (hour, and sha256
+of the node modulo the lake's bucket count) is one step, so a late shard has one bucket checked again, and the day's
+verdict is one step over all of them. Nothing is dropped: each object of the day is accepted, a duplicate, or
+quarantined with its reason and its share of the day. Rules are in `tasks.core.shards`; knows no engine, no bill, and a
+clock only to tell today.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from datetime import UTC, date, datetime
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any
+
+from schemas.telemetry import OP_WINDOWS, STEP_WINDOWS, TELEMETRY
+from seedance.canonical import canonical
+from seedance.errors import ShardError
+from seedance.shard import ShardName, content_sha16, parse_name
+from seedance.store import Entry, Store
+from tasks.core.shards import Examined, bucket_of, compare_ops, examine, name_problem, settle
+from tasks.errors import LawError, UsageError
+from tasks.io.lake import Lake, ShardRef, Step
+from tasks.settings import Settings
+from tasks.step import run_step, stage_key
+
+STAGE = "collect"
+BUCKET_STAGE = "collect_bucket"
+MODULES = ("schemas.telemetry", "tasks.collect", "tasks.core.shard_rows", "tasks.core.shards")
+NOT_SHARDS = ("bills", "prices")
+"""Folders of `raw/` that hold no telemetry."""
+DAMAGED = ".damaged-"
+"""Stands in the name of a shard whose bytes were not those that its name promised when it was admitted."""
+NAME = "<table>/date=YYYY-MM-DD/hour=HH/<producer>-<seq>-<sha16>.parquet"
+READS_AT_ONCE = 16
+
+
+def admit(lake: Lake, settings: Settings) -> list[str]:
+    """Copy the shards of the drop folder into `raw/`; those that are there already are not read again.
+
+    A file whose name is not a shard's stays where it is. One whose bytes are not those that its name promises (cut,
+    changed, or still being uploaded) is copied under a name that says so, for the day's verdict to count it, and leaves
+    the shard's own name free for the whole one. Both get a record in `quarantine/`.
+
+    Returns:
+        Paths in the lake that are new, sorted; none when no drop folder is set.
+
+    Raises:
+        UsageError: the folder that `telemetry` names does not exist, or lies in the lake. Carries setting, url.
+        StoreError: the storage refused.
+    """
+    drop = _drop_folder(lake, settings)
+    if drop is None:
+        return []
+    entries = drop.list("")
+    named, foreign = _sorted_out(entries)
+    total = sum(entry.bytes for entry in entries)
+    for entry in foreign:
+        reason = f"not the name of a shard: expected {NAME}, found {_text(entry.path)}. Move it elsewhere."
+        _quarantine_drop(lake, drop, entry, f"{drop.url}: {reason}", total)
+    days = {name.day.isoformat() for name, _ in named}
+    known = {ref.path for ref in lake.shards(days)} if days else set()
+    added = []
+    fresh = [(name, entry) for name, entry in named if f"raw/{name.path}" not in known]
+    for (name, entry), data in zip(fresh, _read(drop, [entry.path for _, entry in fresh]), strict=True):
+        problem = name_problem(name, data)
+        path = f"raw/{name.path}"
+        if problem is not None:
+            _quarantine_drop(lake, drop, entry, problem, total)
+            if name.table not in TELEMETRY:
+                continue
+            path = f"{path.removesuffix('.parquet')}{DAMAGED}{content_sha16(data)}.parquet"
+            if lake.store.exists(path):
+                continue
+        lake.store.put(path, data)
+        added.append(path)
+    return sorted(set(added))
+
+
+def collect_day(lake: Lake, settings: Settings, day: str, *, last_day: date | None = None) -> tuple[Step, bool]:
+    """The verdict over every shard of one UTC day in `raw/`.
+
+    Args:
+        lake: where the shards are.
+        settings: scheduler and workers.
+        day: YYYY-MM-DD.
+        last_day: latest UTC day that can have been observed; today when left out. Shards of a later day are
+            quarantined.
+
+    Returns:
+        The step, without handles, and True when nothing had to be checked. Facts: `accepted` [path], `quarantined`
+        [{path, table, reason, rows (null when unknown), bytes, share_ppm (of the day's rows; of its bytes when rows is
+        null)}], `duplicates` [{path, same_as}], each sorted by path; `shards_in`, `bytes_in`, `rows_in`,
+        `rows_accepted`, `rows_quarantined`, `rows_duplicate`; `mismatch`, the strata whose op rows do not add up to
+        their step rows, and `mismatches`, the nodes and hours that have some.
+
+    Raises:
+        UsageError: `day` is not a date; carries found, expected.
+        LawError: a shard has no verdict, or two.
+    """
+    when = _date(day)
+    latest = min(last_day or datetime.now(UTC).date(), when)
+    refs, foreign = _listing(lake, day)
+    buckets: dict[tuple[int, int], list[ShardRef]] = {}
+    for ref in refs:
+        buckets.setdefault((ref.name.hour, bucket_of(ref.name.producer, lake.buckets)), []).append(ref)
+    key = stage_key(
+        STAGE,
+        modules=MODULES,
+        schemas=TELEMETRY.values(),
+        settings={"day": day, "last_day": latest.isoformat(), "buckets": lake.buckets},
+        inputs=_inputs([*refs, *foreign]),
+    )
+
+    def compute() -> Step:
+        parts = [_bucket(lake, buckets[place], place, latest) for place in sorted(buckets)]
+        facts = _verdict(day, refs, foreign, parts)
+        _quarantine_day(lake, facts["quarantined"])
+        return Step({}, facts)
+
+    return run_step(lake, STAGE, key, compute)
+
+
+def _bucket(lake: Lake, refs: Sequence[ShardRef], place: tuple[int, int], last_day: date) -> Mapping[str, Any]:
+    """Facts of one bucket: `shards` [{path, rows, bytes, verdict, reason or same_as}] and `mismatches`."""
+    key = stage_key(
+        BUCKET_STAGE,
+        modules=MODULES,
+        schemas=TELEMETRY.values(),
+        settings={"hour": place[0], "bucket": place[1], "buckets": lake.buckets, "last_day": last_day.isoformat()},
+        inputs=_inputs(refs),
+    )
+
+    def compute() -> Step:
+        ordered = sorted(refs, key=lambda ref: (ref.name.producer, ref.path))
+        pairs = zip(ordered, _read(lake.store, [ref.path for ref in ordered]), strict=True)
+        shards, mismatches = [], []
+        for _, node in groupby(pairs, key=lambda pair: pair[0].name.producer):  # memory is that of one node and hour
+            judged, mismatch = _judge([examine(ref.path, ref.name, data, last_day=last_day) for ref, data in node])
+            shards += judged
+            mismatches += mismatch
+        return Step({}, {"shards": sorted(shards, key=lambda shard: str(shard["path"])), "mismatches": mismatches})
+
+    return run_step(lake, BUCKET_STAGE, key, compute)[0].facts
+
+
+def _judge(examined: Sequence[Examined]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Verdicts over the shards of one node and hour, and where its op rows do not add up to its step rows."""
+    tables: dict[str, list[Examined]] = {}
+    for shard in examined:
+        tables.setdefault(shard.name.table, []).append(shard)
+    verdicts: list[dict[str, Any]] = []
+    kept: dict[str, list[Examined]] = {}
+    broken = set()
+    for table, shards in tables.items():
+        kept[table], refused, twins = settle(s for s in shards if s.reason is None)
+        for shard in shards:
+            facts: dict[str, Any] = {"path": shard.path, "rows": shard.rows, "bytes": shard.bytes}
+            reason = shard.reason or refused.get(shard.path)
+            if reason is not None:
+                facts |= {"verdict": "quarantined", "reason": reason}
+                broken.add(table)
+            elif shard.path in twins:
+                facts |= {"verdict": "duplicate", "same_as": twins[shard.path]}
+            else:
+                facts["verdict"] = "accepted"
+            verdicts.append(facts)
+    pair = (STEP_WINDOWS.name, OP_WINDOWS.name)
+    if not broken.isdisjoint(pair) or not all(kept.get(table) for table in pair):
+        return verdicts, []
+    totals = compare_ops(*([s.table for s in kept[table]] for table in pair))
+    where = {"node": examined[0].name.producer, "hour": examined[0].name.hour}
+    return verdicts, [where | asdict(totals)] if totals.mismatched else []
+
+
+def _verdict(
+    day: str, refs: Sequence[ShardRef], foreign: Sequence[Entry], parts: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    shards = [shard for part in parts for shard in part["shards"]]
+    accepted = {shard["path"] for shard in shards if shard["verdict"] == "accepted"}
+    shards += [_foreign_facts(entry, accepted) for entry in foreign]
+    shards.sort(key=lambda s: str(s["path"]))
+    rows = {"accepted": 0, "quarantined": 0, "duplicate": 0}
+    for shard in shards:
+        rows[shard["verdict"]] += shard["rows"] or 0
+    rows_in, bytes_in = sum(rows.values()), sum(shard["bytes"] for shard in shards)
+    mismatches = sorted((m for part in parts for m in part["mismatches"]), key=lambda m: (m["hour"], m["node"]))
+    _assert_whole(day, [*refs, *foreign], shards)
+    return {
+        "accepted": [s["path"] for s in shards if s["verdict"] == "accepted"],
+        "quarantined": [
+            {
+                "path": s["path"],
+                "table": s["path"].split("/")[1],
+                "reason": s["reason"],
+                "rows": s["rows"],
+                "bytes": s["bytes"],
+                "share_ppm": _ppm(s["bytes"], bytes_in) if s["rows"] is None else _ppm(s["rows"], rows_in),
+            }
+            for s in shards
+            if s["verdict"] == "quarantined"
+        ],
+        "duplicates": [{"path": s["path"], "same_as": s["same_as"]} for s in shards if s["verdict"] == "duplicate"],
+        "shards_in": len(shards),
+        "bytes_in": bytes_in,
+        "rows_in": rows_in,
+        "rows_accepted": rows["accepted"],
+        "rows_quarantined": rows["quarantined"],
+        "rows_duplicate": rows["duplicate"],
+        "mismatch": sum(m["mismatched"] for m in mismatches),
+        "mismatches": mismatches,
+    }
+
+
+def _foreign_facts(entry: Entry, accepted: Collection[str]) -> dict[str, Any]:
+    path = _text(entry.path)
+    facts: dict[str, Any] = {"path": path, "rows": None, "bytes": entry.bytes, "verdict": "quarantined"}
+    promised, damaged, found = path.removesuffix(".parquet").rpartition(DAMAGED)
+    whole = f"{promised}.parquet"
+    if not damaged:
+        return facts | {"reason": f"{path}: not the name of a shard: expected {NAME}. Move it elsewhere."}
+    if whole in accepted:  # it was uploaded again, whole, and counts under its own name
+        return facts | {"verdict": "duplicate", "same_as": whole}
+    reason = (
+        f"{path}: expected the sha256 that the name began with, found {found}… over {entry.bytes:,} bytes when it was "
+        "admitted. The object was cut, changed or renamed. Upload the shard again from the host."
+    )
+    return facts | {"reason": reason}
+
+
+def _assert_whole(day: str, listed: Sequence[ShardRef | Entry], judged: Sequence[Mapping[str, Any]]) -> None:
+    expected = sorted(_text(item.path) for item in listed)
+    found = sorted(str(shard["path"]) for shard in judged)
+    if expected != found:
+        odd = sorted({*expected} ^ {*found}) or [p for p, q in pairwise(found) if p == q]
+        raise LawError(
+            f"collect {day}: {len(expected):,} shards in, {len(found):,} verdicts; first without exactly one: "
+            f"{odd[:1]}. Nothing may be lost (law 5). Nothing was stored; report this with the listing of raw/.",
+            law=5,
+            where=f"collect {day}",
+            expected=len(expected),
+            found=len(found),
+        )
+
+
+def _quarantine_day(lake: Lake, quarantined: Sequence[Mapping[str, Any]]) -> None:
+    """One record for each refused content; further paths of the same content stand in it as `also`."""
+    records: dict[tuple[str, str], dict[str, Any]] = {}
+    for item in quarantined:
+        try:
+            name = parse_name(item["path"])
+        except ShardError:
+            _put_record(lake, item["path"], item)
+            continue
+        first = records.setdefault((name.table, name.sha16), {**item})
+        if first["path"] != item["path"]:
+            first["also"] = [*first.get("also", []), item["path"]]
+    for record in records.values():
+        lake.quarantine(record["path"], record)
+
+
+def _quarantine_drop(lake: Lake, drop: Store, entry: Entry, reason: str, total: int) -> None:
+    """A record about a file of a drop folder; its share is that of the folder's bytes."""
+    path = f"{drop.url}/{_text(entry.path)}"
+    share_ppm = _ppm(entry.bytes, total)
+    _put_record(lake, path, {"path": path, "reason": reason, "bytes": entry.bytes, "share_ppm": share_ppm})
+
+
+def _put_record(lake: Lake, path: str, record: Mapping[str, Any]) -> None:
+    at = f"quarantine/foreign/{hashlib.sha256(path.encode()).hexdigest()[:16]}.json"
+    data = canonical(record)
+    if lake.store.get(at) != data:
+        lake.store.replace(at, data)
+
+
+def _drop_folder(lake: Lake, settings: Settings) -> Store | None:
+    if settings.telemetry is None:
+        return None
+    drop = Store(settings.telemetry)
+    if drop.url == f"{lake.store.url}/raw":
+        return None
+    if drop.url == lake.store.url or drop.url.startswith(f"{lake.store.url}/"):
+        raise UsageError(
+            f"setting telemetry: {drop.url} lies in the lake {lake.store.url}. Expected a folder outside it, or the "
+            "lake's own raw/. Name the folder that hosts upload to, or leave the setting out.",
+            setting="telemetry",
+            url=drop.url,
+            found=drop.url,
+            expected="a folder outside the lake",
+        )
+    # An object store has no empty folders: there, nothing below the URL and a wrong URL look the same.
+    if not (Path(drop.url).is_dir() if drop.is_local else drop.list("")):
+        raise UsageError(
+            f"setting telemetry: no folder {drop.url}. Expected the folder that hosts upload shards to. Correct the "
+            "setting, make the folder, or leave the setting out to read the lake's own raw/.",
+            setting="telemetry",
+            url=drop.url,
+            found="nothing",
+            expected="a folder",
+        )
+    return drop
+
+
+def _listing(lake: Lake, day: str) -> tuple[list[ShardRef], list[Entry]]:
+    """What `raw/` holds for one day: shards by name, and files whose names are not a shard's; each sorted by path."""
+    tables = [name for name in lake.store.folders("raw") if name not in NOT_SHARDS]
+    entries = [entry for table in tables for entry in lake.store.list(f"raw/{table}/date={day}")]
+    named, foreign = _sorted_out(entries)
+    wrong = [entry for name, entry in named if entry.path != f"raw/{name.path}"]
+    refs = [ShardRef(name, entry.path, entry.bytes) for name, entry in named if entry.path == f"raw/{name.path}"]
+    return sorted(refs, key=lambda ref: ref.path), sorted([*foreign, *wrong])
+
+
+def _sorted_out(entries: Sequence[Entry]) -> tuple[list[tuple[ShardName, Entry]], list[Entry]]:
+    named, foreign = [], []
+    for entry in entries:
+        try:
+            name = parse_name(entry.path)
+        except ShardError:
+            foreign.append(entry)
+            continue
+        if entry.path.isascii():
+            named.append((name, entry))
+        else:  # hosts write ASCII names only, and some others cannot stand in a record
+            foreign.append(entry)
+    return named, foreign
+
+
+def _read(store: Store, paths: Sequence[str]) -> Iterator[bytes]:
+    """The objects' bytes, in order; of a remote store a few are on their way at a time, and no more are held."""
+    if store.is_local:
+        yield from map(store.read, paths)
+        return
+    with ThreadPoolExecutor(READS_AT_ONCE) as pool:
+        for start in range(0, len(paths), READS_AT_ONCE):
+            yield from pool.map(store.read, paths[start : start + READS_AT_ONCE])
+
+
+def _inputs(items: Sequence[ShardRef | Entry]) -> list[str]:
+    # The path holds the sha256; the size tells when a damaged object was replaced.
+    return [f"{_text(item.path)}:{item.bytes}" for item in items]
+
+
+def _date(day: str) -> date:
+    try:
+        when = date.fromisoformat(day)
+    except ValueError:
+        when = None
+    if when is None or when.isoformat() != day:
+        raise UsageError(f"collect: {day!r} is not a day. Expected YYYY-MM-DD.", found=day, expected="YYYY-MM-DD")
+    return when
+
+
+def _ppm(part: int, whole: int) -> int:
+    return part * 1_000_000 // whole if whole else 0
+
+
+def _text(path: str) -> str:
+    return path.encode(errors="replace").decode()

@@ -1,0 +1,252 @@
+"""Charges to addresses: hours of the day, the first rounding over machine time, the second over layers.
+
+Charges, labels and machine-hour vectors in; addresses that add up to the charges' day parts out, digit for digit, in the cash
+and in the amortised ledger separately. Knows no bill format, no telemetry format, no disk, no clock. Source: ledger.md 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tasks.core import money
+from tasks.core.categories import TIED_DEPENDANT, TIED_MACHINE, Labels, machine_keys
+from tasks.core.money import Ints
+from tasks.core.spans import DAY_NS, HOUR_NS, MachineHours, quantity_ns, spread_quantity
+
+LEDGERS = ("BilledCost", "EffectiveCost", "ListCost")
+Index = npt.NDArray[np.int64]
+
+
+@dataclass
+class Parts:
+    """Hour parts of charges: row of the charge, hour of the day, and the amount of each ledger in whole units."""
+
+    row: Index
+    hour: Index
+    amounts: dict[str, Ints]
+
+    def take(self, which: npt.NDArray[np.bool_] | Index) -> Parts:
+        """The chosen parts."""
+        return Parts(self.row[which], self.hour[which], {k: v[which] for k, v in self.amounts.items()})
+
+
+def joined(parts: list[Parts]) -> Parts:
+    """Several sets of parts as one."""
+    amounts = {k: _concat([p.amounts[k] for p in parts]) for k in LEDGERS}
+    return Parts(_concat([p.row for p in parts]), _concat([p.hour for p in parts]), amounts)
+
+
+def _concat(arrays: list[Ints]) -> Ints:
+    if not arrays:
+        return np.zeros(0, np.int64)
+    wide = any(a.dtype == object for a in arrays)
+    return np.concatenate([a.astype(object) if wide else a for a in arrays])
+
+
+@dataclass(frozen=True)
+class Periods:
+    """Charge periods in ns relative to the day, and what of them lies inside it."""
+
+    start: Index
+    end: Index
+    low: Index
+    high: Index
+
+    @classmethod
+    def of(cls, charges: pa.Table, day_ns: int) -> Periods:
+        """Periods of all charges of the day that begins at day_ns."""
+        start = np.asarray(charges["ChargePeriodStart"].cast(pa.int64())) - day_ns
+        end = np.asarray(charges["ChargePeriodEnd"].cast(pa.int64())) - day_ns
+        return cls(start, end, np.maximum(start, 0), np.minimum(end, DAY_NS))
+
+    def hours(self, rows: Index) -> tuple[Index, Index, Index, Index]:
+        """Every (row, hour) that the rows touch, with the first and last ns of the overlap."""
+        first = self.low[rows] // HOUR_NS
+        last = np.maximum((self.high[rows] - 1) // HOUR_NS, first)
+        count = last - first + 1
+        row = np.repeat(rows, count)
+        hour = np.repeat(first, count) + np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+        return row, hour, np.maximum(self.low[row], hour * HOUR_NS), np.minimum(self.high[row], (hour + 1) * HOUR_NS)
+
+
+def day_amounts(charges: pa.Table) -> dict[str, Ints]:
+    """Day parts of the three amounts, in whole units; a missing ListCost counts 0 and stays null in the addresses."""
+    return {name: money.to_units(charges["x_Day" + name])[0] for name in LEDGERS}
+
+
+def hour_parts(charges: pa.Table, labels: Labels, day_ns: int, hours: MachineHours) -> Parts:
+    """Every charge's day part over the hours of the day; fills in the billed span of each machine-hour on the way.
+
+    Source: ledger.md 4.3 to 4.6.
+    """
+    periods = Periods.of(charges, day_ns)
+    amounts = day_amounts(charges)
+    rows = np.arange(len(charges))
+    whole = labels.whole
+    tied = labels.category == TIED_MACHINE
+    found = [_at_start(rows[whole], periods, amounts)]
+    found.append(_by_formula(charges, rows[~whole & ~tied], periods))
+    machine_rows, other_rows = rows[~whole & tied & labels.spans], rows[~whole & tied & ~labels.spans]
+    found.append(_by_running_time(charges, machine_rows, periods, amounts, hours))
+    found.append(_by_capacity(other_rows, periods, amounts))
+    return joined([p for p in found if len(p.row)] or found)
+
+
+def _at_start(rows: Index, periods: Periods, amounts: Mapping[str, Ints]) -> Parts:
+    hour = np.clip(periods.start[rows] // HOUR_NS, 0, 23)
+    return Parts(rows, hour, {k: v[rows] for k, v in amounts.items()})
+
+
+def _by_formula(charges: pa.Table, rows: Index, periods: Periods) -> Parts:
+    row, hour, begin, end = periods.hours(rows)
+    length = periods.end[row] - periods.start[row]
+    amounts = {}
+    for name in LEDGERS:
+        full, _ = money.to_units(charges[name])
+        upto = [money.telescope(full[row], edge - periods.start[row], length) for edge in (begin, end)]
+        amounts[name] = upto[1] - upto[0]
+    return Parts(row, hour, amounts)
+
+
+def _by_capacity(rows: Index, periods: Periods, amounts: Mapping[str, Ints]) -> Parts:
+    row, hour, begin, end = periods.hours(rows)
+    return _weighted(rows, row, hour, end - begin, amounts)
+
+
+def _weighted(rows: Index, row: Index, hour: Index, weight: Index, amounts: Mapping[str, Ints]) -> Parts:
+    """Day amounts of rows over their hours by weight; all weights zero: the first hour."""
+    if not len(rows):
+        return Parts(row, hour, {k: v[row] for k, v in amounts.items()})
+    start = np.append(np.nonzero(np.append(True, row[1:] != row[:-1]))[0], len(row))
+    empty = np.add.reduceat(weight, start[:-1]) == 0
+    weight = weight.copy()
+    weight[start[:-1][empty]] = 1
+    return Parts(row, hour, {k: money.apportion(v[rows], start, weight) for k, v in amounts.items()})
+
+
+def _by_running_time(charges: pa.Table, rows: Index, periods: Periods, amounts: Mapping[str, Ints], hours: MachineHours) -> Parts:
+    """Machine rows: ns of each row and hour, summed by meter into the billed span of the machine-hour."""
+    row, hour, begin, end = periods.hours(rows)
+    facts = charges.select(["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter", "x_InstanceType"])
+    facts = facts.append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
+    start = np.append(np.nonzero(np.append(True, row[1:] != row[:-1]))[0], len(row)) if len(row) else np.zeros(1, np.int64)
+    weight = np.zeros(len(row), np.int64)
+    meters: dict[int, dict[str, int]] = {}
+    scale = 10**money.DIGITS
+    for place, fact in enumerate(facts):
+        span = range(int(start[place]), int(start[place + 1]))
+        numbers = [hours.slot(fact["key"], int(hour[i])) for i in span]
+        capacity = [int(end[i] - begin[i]) for i in span]
+        exact, _ = quantity_ns(fact, sum(capacity))
+        if len(span) == 1:
+            shares = [exact]
+            weight[span[0]] = 1
+        else:
+            at = int(rows[place])
+            total, length = money.half_even(exact, scale), int(periods.end[at] - periods.start[at])
+            low, high = int(periods.low[at] - periods.start[at]), int(periods.high[at] - periods.start[at])
+            quantity = total * high // length - total * low // length
+            ns = spread_quantity(quantity, [hours.slots[n].running_ns for n in numbers], capacity)
+            weight[list(span)] = ns
+            shares = [n * scale for n in ns]
+        for number, share in zip(numbers, shares, strict=True):
+            by_meter = meters.setdefault(number, {})
+            meter = fact["SkuMeter"] or ""
+            by_meter[meter] = by_meter.get(meter, 0) + share
+            kind, slot = fact["x_InstanceType"], hours.slots[number]
+            billed_before = slot.billed_ns is not None
+            if kind is not None and (not billed_before or slot.instance_type is None or kind < slot.instance_type):
+                slot.instance_type = kind
+            slot.billed_ns = 0
+    for number, by_meter in meters.items():
+        spans = {money.half_even(exact, scale) for exact in by_meter.values()}
+        hours.slots[number].billed_ns = max(spans)
+        if len(spans) > 1:
+            hours.slots[number].findings.add("meters_disagree")
+    return _weighted(rows, row, hour, weight, amounts)
+
+
+@dataclass(frozen=True)
+class Addressed:
+    """Addresses before they become a table: charge row, hour, vector row (-1 without one), category, amounts."""
+
+    row: Index
+    hour: Index
+    vector: Index
+    category: npt.NDArray[np.object_]
+    amounts: dict[str, Ints]
+
+
+def tie_slots(charges: pa.Table, parts: Parts, labels: Labels, hours: MachineHours, attached: Mapping[tuple[str, int], list[str]]) -> list[list[int]]:
+    """Slots whose time shares out each part: a machine's own, those of the machines that a dependant is attached to, or none.
+
+    Args:
+        attached: machines (`cloud|instance`) by (object id, hour).
+    """
+    keys = machine_keys(charges).take(pa.array(np.unique(parts.row))).to_pylist()
+    of_row = dict(zip(np.unique(parts.row).tolist(), keys, strict=True))
+    objects = charges["x_DependantId"].to_pylist() if TIED_DEPENDANT in labels.category else []
+    slots: list[list[int]] = []
+    for row, hour in zip(parts.row.tolist(), parts.hour.tolist(), strict=True):
+        category = labels.category[row]
+        if category == TIED_MACHINE:
+            slots.append([hours.slot(of_row[row], hour)])
+        elif category == TIED_DEPENDANT:
+            machines = attached.get((objects[row], hour), [])
+            numbers = [hours.index[m, hour] for m in machines if (m, hour) in hours.index]
+            slots.append([n for n in numbers if hours.slots[n].billed_ns is not None or hours.slots[n].devices])
+        else:
+            slots.append([])
+    return slots
+
+
+def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector: pa.Table) -> Addressed:
+    """Hour parts over the rows of their machine-hours' vectors, by largest remainder, ties by address.
+
+    A part without a machine keeps one address: its own category, or idle for a dependant that is detached in the hour.
+    """
+    slot_of = np.asarray(vector["slot"])
+    first = np.searchsorted(slot_of, np.arange(int(slot_of.max()) + 2 if len(slot_of) else 1))
+    alone = np.array([not s for s in slots], bool)
+    single = np.array([len(s) == 1 for s in slots], bool)
+    pieces: list[tuple[Index, Index]] = []
+    one = np.nonzero(single)[0]
+    if len(one):
+        number = np.array([slots[i][0] for i in one], np.int64)
+        count = first[number + 1] - first[number]
+        place = np.repeat(first[number], count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        pieces.append((np.repeat(one, count), place))
+    for i in np.nonzero(~alone & ~single)[0].tolist():
+        rows = np.concatenate([np.arange(first[n], first[n + 1]) for n in sorted(slots[i])])
+        order = _address_order(vector.take(pa.array(rows)))
+        pieces.append((np.full(len(rows), i), rows[order]))
+    part = np.concatenate([p for p, _ in pieces]) if pieces else np.zeros(0, np.int64)
+    place = np.concatenate([r for _, r in pieces]) if pieces else np.zeros(0, np.int64)
+    start = np.append(np.nonzero(np.append(True, part[1:] != part[:-1]))[0], len(part)) if len(part) else np.zeros(1, np.int64)
+    weight = np.asarray(vector["ns"])[place]
+    if len(part):
+        weight[start[:-1][np.add.reduceat(weight, start[:-1]) == 0]] = 1
+    owner = part[start[:-1]] if len(part) else part
+    shared = {k: money.apportion(v[owner], start, weight) for k, v in parts.amounts.items()}
+    lone = np.nonzero(alone)[0]
+    own = labels.category[parts.row[lone]].copy()
+    own[own == TIED_DEPENDANT] = "idle"
+    names = np.asarray(vector["category"].to_pylist() or [""], object)
+    return Addressed(
+        row=np.concatenate([parts.row[part], parts.row[lone]]),
+        hour=np.concatenate([parts.hour[part], parts.hour[lone]]),
+        vector=np.concatenate([place, np.full(len(lone), -1)]),
+        category=np.concatenate([names[place] if len(place) else np.zeros(0, object), own]),
+        amounts={k: _concat([shared[k], v[lone]]) for k, v in parts.amounts.items()},
+    )
+
+
+def _address_order(rows: pa.Table) -> Index:
+    keys = [(name, "ascending") for name in ("device", "job", "attempt", "rank", "category", "slot")]
+    return np.asarray(pc.sort_indices(rows, sort_keys=keys))

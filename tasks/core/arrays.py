@@ -1,0 +1,199 @@
+"""Arrow columns to integer arrays and back, groups and sums: the vector tools of the reduction.
+
+Groups are numbered in the order of their key (code points of UTF-8, numbers as numbers, nulls last), so whatever follows
+from a group's number does not depend on the order of rows. Knows no telemetry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seedance.schema import COUNT, Table
+
+Ints = npt.NDArray[np.int64]
+Flags = npt.NDArray[np.bool_]
+Columns = dict[str, Ints]
+"""Equal-length integer columns by name."""
+
+UNKNOWN = -1
+"""Stands for null in columns that hold no negative values."""
+
+
+def flat(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """The column as one array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if pa.types.is_dictionary(column.type):
+        column = column.unify_dictionaries()
+    whole = column.combine_chunks()
+    return whole if isinstance(whole, pa.Array) else pa.concat_arrays(whole.chunks or [pa.array([], whole.type)])
+
+
+def ints(column: pa.ChunkedArray | pa.Array, null: int = UNKNOWN) -> Ints:
+    """Integers or instants as int64, shape (n,); nulls as `null`."""
+    array = flat(column)
+    if pa.types.is_timestamp(array.type):
+        array = array.cast(pa.int64())
+    if array.null_count:
+        array = pc.fill_null(array, pa.scalar(null, array.type))
+    return np.asarray(array.to_numpy(zero_copy_only=False)).astype(np.int64, copy=False)
+
+
+def order_codes(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, int]:
+    """A number per row in the order of its value, and how many numbers there can be; null is the greatest."""
+    array = flat(column)
+    if pa.types.is_integer(array.type) or pa.types.is_timestamp(array.type):
+        values = ints(array, 0)
+        low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+        if high - low >= 1 << 62:
+            distinct, values = np.unique(values, return_inverse=True)
+            low, high = 0, len(distinct)
+        codes = values - low
+        if array.null_count:
+            codes = np.where(np.asarray(array.is_valid()), codes, high - low + 1)
+        return codes.astype(np.int64), high - low + 2
+    coded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    words = coded.dictionary
+    rank = np.empty(len(words) + 1, np.int64)
+    # Unified dictionaries have no value twice; if one had, equal text would still get one number.
+    distinct = pc.unique(words).sort()
+    rank[:-1] = ints(pc.index_in(words, value_set=distinct))
+    rank[-1] = len(distinct)
+    return rank[ints(coded.indices, len(words))], len(distinct) + 1
+
+
+def number_groups(columns: Iterable[pa.ChunkedArray | pa.Array]) -> tuple[Ints, Ints]:
+    """Group of each row, numbered in the order of the key, and the first row of each group."""
+    numbers: Ints | None = None
+    size = 1
+    for column in columns:
+        codes, width = order_codes(column)
+        if numbers is None:
+            numbers, size = codes, width
+            continue
+        if size * width >= 1 << 62:
+            distinct, numbers = np.unique(numbers, return_inverse=True)
+            size = len(distinct)
+            if size * width >= 1 << 62:
+                values, codes = np.unique(codes, return_inverse=True)
+                width = len(values)
+        numbers = numbers * width + codes
+        size *= width
+    if numbers is None or len(numbers) == 0:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    _, first, group = np.unique(numbers, return_index=True, return_inverse=True)
+    return group.astype(np.int64), first.astype(np.int64)
+
+
+def match_groups(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> tuple[Ints, Ints, pa.Table]:
+    """Common group numbers of two tables' rows, and the keys of the groups in order."""
+    both = pa.concat_tables([plain(left.select(keys)), plain(right.select(keys))])
+    group, first = number_groups(both.columns)
+    return group[: left.num_rows], group[left.num_rows :], both.take(pa.array(first))
+
+
+def plain(table: pa.Table) -> pa.Table:
+    """The table without dictionaries and field comments, so that tables of any origin can be put together."""
+    columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+    return pa.table(columns, names=table.column_names)
+
+
+def sums(group: Ints, size: int, values: Ints) -> Ints:
+    """Sum of the values of each group, shape (size,)."""
+    total = np.zeros(size, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def offsets(group: Ints, size: int) -> Ints:
+    """Where each group's rows begin, for rows sorted by group; shape (size + 1,)."""
+    return np.searchsorted(group, np.arange(size + 1)).astype(np.int64)
+
+
+def expand(begin: Ints, end: Ints) -> tuple[Ints, Ints]:
+    """Every i of begin[k] <= i < end[k], and its k."""
+    count = end - begin
+    owner = np.repeat(np.arange(len(begin), dtype=np.int64), count)
+    place = np.arange(len(owner), dtype=np.int64) - np.repeat(np.cumsum(count) - count, count)
+    return begin[owner] + place, owner
+
+
+def pick(columns: Mapping[str, Ints], index: Ints | Flags) -> Columns:
+    """These rows of each column."""
+    return {name: values[index] for name, values in columns.items()}
+
+
+def join(*parts: Mapping[str, Ints]) -> Columns:
+    """Rows of several sets of columns, one after the other; a column that one lacks is 0 there."""
+    names = list(dict.fromkeys(name for part in parts for name in part))
+    sizes = [len(next(iter(part.values()))) if part else 0 for part in parts]
+    return {
+        name: np.concatenate([part.get(name, np.zeros(n, np.int64)) for part, n in zip(parts, sizes, strict=True)])
+        for name in names
+    }
+
+
+def fold(columns: Columns, keys: Sequence[str]) -> Columns:
+    """Rows with equal keys added up, in the order of the keys."""
+    if not len(columns[keys[0]]):
+        return columns
+    order = np.lexsort([columns[k] for k in reversed(keys)])
+    sorted_ = pick(columns, order)
+    change = np.zeros(len(order), bool)
+    change[0] = True
+    for k in keys:
+        change[1:] |= sorted_[k][1:] != sorted_[k][:-1]
+    start = np.flatnonzero(change)
+    return {
+        name: values[start] if name in keys else np.add.reduceat(values, start) for name, values in sorted_.items()
+    }
+
+
+def merge_rows(table: pa.Table, spec: Table, greatest: Sequence[str] = ()) -> pa.Table:
+    """Rows with the same key made one: summed columns add up, the others keep their least (or greatest) value."""
+    if table.num_rows == 0:
+        return spec.empty()
+    rest = [c.name for c in spec.columns if c.name not in spec.key]
+    how = {n: "sum" if spec[n].summed else "max" if n in greatest else "min" for n in rest}
+    # One thread: with several, the order of groups is chance.
+    made = table.group_by(list(spec.key), use_threads=False).aggregate([(n, how[n]) for n in rest])
+    columns = {**{k: made.column(k) for k in spec.key}, **{n: made.column(f"{n}_{how[n]}") for n in rest}}
+    merged = pa.table([columns[c.name].cast(c.type) for c in spec.columns], schema=spec.arrow)
+    return merged.take(pc.sort_indices(merged, sort_keys=[(k, "ascending") for k in spec.key])).combine_chunks()
+
+
+def distinct_rows(table: pa.Table, key: Sequence[str]) -> tuple[pa.Table, int, int]:
+    """The table with each key once, and how many rows repeated another one, or contradicted it.
+
+    Of several rows with one key, the first in the order of all columns stays.
+    """
+    group, first = number_groups(table.column(k) for k in key)
+    if len(first) == table.num_rows:
+        return table, 0, 0
+    bare = plain(table)
+    order = pc.sort_indices(bare, sort_keys=[(n, "ascending") for n in bare.column_names if not pa.types.is_nested(
+        bare.schema.field(n).type)])
+    rows, numbers = bare.take(order), group[np.asarray(order)]
+    _, kept = np.unique(numbers, return_index=True)
+    whole, _ = number_groups(rows.columns)
+    same = whole == whole[kept][numbers]
+    return rows.take(pa.array(kept)), int(same.sum()) - len(kept), int((~same).sum())
+
+
+def counts(values: Ints) -> pa.Array:
+    """Integers (int64 or Python's) as decimal(38, 0)."""
+    if values.dtype == object:
+        return pa.array([int(v) for v in values], COUNT)
+    return pa.array(values).cast(pa.decimal128(19, 0)).cast(COUNT)
+
+
+def nullable(values: Ints, type_: pa.DataType) -> pa.Array:
+    """Integers as an Arrow column in which UNKNOWN is null."""
+    return pa.array(values, pa.int64(), mask=values == UNKNOWN).cast(type_)

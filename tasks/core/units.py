@@ -1,0 +1,49 @@
+"""Units of time in bills: the text of a unit in, nanoseconds out. Knows no table, no money, no clock.
+
+Only plain units of time count. "vCPU-Hours", "GB-Months" or "LCU-Hours" measure something else times time, and the
+length of a month varies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from types import MappingProxyType
+
+SECOND_NS = 1_000_000_000
+MINUTE_NS = 60 * SECOND_NS
+HOUR_NS = 60 * MINUTE_NS
+DAY_NS = 24 * HOUR_NS
+
+TIME_UNITS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), HOUR_NS),
+        **dict.fromkeys(("minutes", "minute"), MINUTE_NS),
+        **dict.fromkeys(("seconds", "second"), SECOND_NS),
+    }
+)
+"""Spellings seen in FOCUS exports, in lower case."""
+
+
+def time_unit_ns(unit: str | None) -> int | None:
+    """Nanoseconds of one unit of time, caseless; None when the unit is missing or no plain unit of time.
+
+    Source: FOCUS ConsumedUnit and PricingUnit; spellings of AWS, Azure and Google exports.
+    """
+    return None if unit is None else TIME_UNITS.get(unit.strip().lower())
+
+
+def quantity_ns(quantity: Decimal, unit_ns: int) -> int:
+    """A quantity of time in whole nanoseconds, half-even.
+
+    Args:
+        quantity: exact amount in units.
+        unit_ns: ns of one unit, from `time_unit_ns`.
+    """
+    if not quantity.is_finite():
+        raise ValueError(f"quantity_ns: {quantity} is not a finite quantity")
+    numerator, divisor = quantity.as_integer_ratio()
+    whole, rest = divmod(abs(numerator) * unit_ns, divisor)
+    if 2 * rest > divisor or (2 * rest == divisor and whole % 2):
+        whole += 1
+    return -whole if numerator < 0 else whole

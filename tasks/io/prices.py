@@ -1,0 +1,68 @@
+"""The built-in price catalogue as rows of `core_pricing__list`. Knows no bill and no cloud API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from decimal import Decimal
+from math import ceil
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.billing import PRICES
+from seedance.catalogue import GpuInstance, gpu_instances
+from seedance.schema import conform
+
+UNDATED = "undated"
+
+
+def list_prices() -> pa.Table:
+    """List and spot prices of the catalogue, one row per SKU, region, pricing category and date, sorted by key.
+
+    A type without a price has no row. When two rows meet in a key, the lower price stands, then the lesser source text:
+    the outcome never depends on the order of the file.
+    """
+    best: dict[tuple[str, ...], dict[str, Any]] = {}
+    for instance in gpu_instances():
+        offers = (("Standard", instance.on_demand_usd_per_hour), ("Dynamic", instance.spot_usd_per_hour))
+        for category, price in offers:
+            if price is None or instance.region is None:
+                continue
+            row = _row(instance, category, price)
+            key = tuple(row[k] for k in PRICES.key)
+            if key not in best or _rank(row) < _rank(best[key]):
+                best[key] = row
+    rows = [best[key] for key in sorted(best)]
+    return conform(pa.Table.from_pylist(rows, schema=PRICES.arrow), PRICES, where="built-in price catalogue")
+
+
+def latest_prices(prices: pa.Table) -> Mapping[tuple[str, str, str, str], Decimal]:
+    """Price per hour by (x_Cloud, SkuId, RegionId, PricingCategory): of the newest date, undated last."""
+    newest: dict[tuple[str, str, str, str], tuple[str, Decimal]] = {}
+    for row in prices.select([*PRICES.key, "ListUnitPrice"]).to_pylist():
+        key = (row["x_Cloud"], row["SkuId"], row["RegionId"], row["PricingCategory"])
+        as_of = "" if row["x_AsOf"] == UNDATED else row["x_AsOf"]
+        if key not in newest or as_of > newest[key][0]:
+            newest[key] = (as_of, row["ListUnitPrice"])
+    return {key: price for key, (_, price) in newest.items()}
+
+
+def _row(instance: GpuInstance, category: str, price: Decimal) -> dict[str, Any]:
+    return {
+        "x_Cloud": instance.cloud,
+        "SkuId": instance.instance_type,
+        "RegionId": instance.region,
+        "PricingCategory": category,
+        "x_AsOf": instance.as_of or UNDATED,
+        "ListUnitPrice": price,
+        "PricingUnit": "Hours",
+        "BillingCurrency": "USD",
+        "x_GpuModel": instance.gpu_model,
+        # A slice of a GPU is seen as one device.
+        "x_GpuCount": ceil(instance.gpu_count) if instance.gpu_count is not None else 1,
+        "x_PriceSource": instance.source,
+    }
+
+
+def _rank(row: Mapping[str, Any]) -> tuple[Decimal, str]:
+    return row["ListUnitPrice"], row["x_PriceSource"]

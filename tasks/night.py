@@ -1,0 +1,163 @@
+"""The stages of a night as functions of settings and plans: what each flow calls, with Prefect around it or without.
+
+Each opens the lake, loops over the days that are due, and returns small values. A day that fails is set aside with its reason
+and the others go on; nothing of a failed day is committed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from typing import Any
+
+from schemas.billing import CHARGES
+from seedance.errors import SeedanceError
+from tasks import bill, collect, publish, reconcile, reduce
+from tasks.errors import PipelineError
+from tasks.io.lake import Commit, Lake, Moved, Step
+from tasks.plan import DayPlan
+from tasks.settings import Settings
+
+
+@dataclass
+class Outcome:
+    """What a stage made of each day.
+
+    Args:
+        stage: name of the stage.
+        steps: outputs by day.
+        reused: days whose output was there already.
+        failed: reason by day.
+        duration_ms: wall time by day.
+    """
+
+    stage: str
+    steps: dict[str, Step] = field(default_factory=dict)
+    reused: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    duration_ms: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class Published:
+    """Commits by day, days to be planned again because another run moved their head, and what failed."""
+
+    commits: dict[str, Commit] = field(default_factory=dict)
+    moved: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    duration_ms: dict[str, int] = field(default_factory=dict)
+
+
+def _each(stage: str, days: Sequence[str], work: Callable[[str], tuple[Step, bool]]) -> Outcome:
+    outcome = Outcome(stage)
+    for day in days:
+        start = time.monotonic_ns()
+        try:
+            outcome.steps[day], reused = work(day)
+        except (PipelineError, SeedanceError) as error:
+            outcome.failed[day] = f"{type(error).__name__}: {error}"
+            continue
+        finally:
+            outcome.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
+        if reused:
+            outcome.reused.append(day)
+    return outcome
+
+
+def open_lake(settings: Settings) -> Lake:
+    """The lake of the settings."""
+    return Lake.open(settings.lake, buckets=settings.buckets)
+
+
+def ingest_bills(settings: Settings) -> list[dict[str, Any]]:
+    """Accept new deliveries of every source, each whole or not at all."""
+    return bill.ingest(open_lake(settings), settings)
+
+
+def admit_shards(settings: Settings) -> list[str]:
+    """Copy new shards of the drop folder into the lake."""
+    return collect.admit(open_lake(settings), settings)
+
+
+def collect_days(settings: Settings, plans: Sequence[DayPlan]) -> Outcome:
+    """Check the shards of each day; quarantine what cannot be used."""
+    lake = open_lake(settings)
+    return _each("collect", [p.day for p in plans], lambda day: collect.collect_day(lake, settings, day))
+
+
+def reduce_days(settings: Settings, collected: Outcome) -> Outcome:
+    """Reduce the accepted shards of each day to usage tables."""
+    lake = open_lake(settings)
+    return _each(
+        "reduce",
+        list(collected.steps),
+        lambda day: reduce.reduce_day(lake, settings, day, collected.steps[day].facts["accepted"]),
+    )
+
+
+def reconcile_days(settings: Settings, plans: Sequence[DayPlan], usage: Outcome) -> Outcome:
+    """Settle each day's ledger and hold it to the laws and to the witness."""
+    lake = open_lake(settings)
+    by_day = {p.day: p for p in plans}
+    return _each(
+        "reconcile", list(usage.steps), lambda day: reconcile.reconcile_day(lake, settings, by_day[day], usage.steps[day].handles)
+    )
+
+
+def publish_days(settings: Settings, plans: Sequence[DayPlan], collected: Outcome, usage: Outcome, ledgers: Outcome) -> Published:
+    """Reports, commit and `report/` of each settled day."""
+    lake = open_lake(settings)
+    by_day = {p.day: p for p in plans}
+    done = Published()
+    for day, ledger in ledgers.steps.items():
+        start = time.monotonic_ns()
+        plan, of_day = by_day[day], usage.steps[day].handles
+        try:
+            reports, _ = publish.report_day(lake, plan, of_day, ledger.handles)
+            done.commits[day] = publish.commit_day(lake, plan, collected.steps[day].facts, of_day, ledger, reports)
+        except Moved:
+            done.moved.append(day)
+        except (PipelineError, SeedanceError) as error:
+            done.failed[day] = f"{type(error).__name__}: {error}"
+        done.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
+    return done
+
+
+def finish(settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]) -> list[str]:
+    """Repair `report/`, publish the bridge as of a day and the quality of each computed day; paths that were repaired."""
+    lake = open_lake(settings)
+    repaired = lake.repair()
+    if lake.committed_days():
+        publish.publish_bridge(lake, settings, as_of)
+    for day, checks in rows.items():
+        publish.publish_quality(lake, day, checks)
+    publish.record_run(lake, run_id, facts)
+    return repaired
+
+
+def heads(settings: Settings, days: Sequence[str]) -> dict[str, Commit]:
+    """Head commits of the days that have one."""
+    lake = open_lake(settings)
+    return {day: head for day in days if (head := lake.head(day)) is not None}
+
+
+def shown_days(settings: Settings, first_day: str, last_day: str, computed: Sequence[str]) -> list[str]:
+    """Committed days of the range that was asked for, and those that this run computed."""
+    asked = [day for day in open_lake(settings).committed_days() if first_day <= day <= last_day]
+    return sorted({*asked, *computed})
+
+
+def billed_of(settings: Settings, days: Sequence[str]) -> dict[str, dict[str, Decimal]]:
+    """Both ledgers of the charges in force on the days, by currency: summed from the bill's own rows, not from addresses."""
+    lake = open_lake(settings)
+    totals: dict[str, dict[str, Decimal]] = {}
+    columns = ["BillingCurrency", "x_DayBilledCost", "x_DayEffectiveCost"]
+    for day in days:
+        handle, _ = bill.charges_of(lake, settings, day)
+        for row in lake.read(handle, CHARGES, columns).to_pylist():
+            total = totals.setdefault(row["BillingCurrency"], {"BilledCost": Decimal(0), "EffectiveCost": Decimal(0)})
+            total["BilledCost"] += row["x_DayBilledCost"]
+            total["EffectiveCost"] += row["x_DayEffectiveCost"]
+    return totals

@@ -1,0 +1,102 @@
+"""Reconcile: a day's charges and usage to addresses, held to the laws and to the second ledger in SQL."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from schemas.billing import CHARGES, PRICES
+from schemas.ledger import ADDRESSES, LAYERS, RECONCILIATION, SPANS
+from schemas.usage import ATTACHMENTS, DEVICE_HOURLY, JOB_RUNS, LAYER_HOURLY
+from seedance.catalogue import gpu_instances
+from tasks import witness
+from tasks.core.ledger import Inputs, Ledger, settle
+from tasks.core.reconciliation import errors, reconciliation_hourly
+from tasks.core.reports import totals_by_category
+from tasks.io.lake import Handle, Lake, Step
+from tasks.plan import MODULES, DayPlan
+from tasks.settings import Settings
+from tasks.step import run_step, stage_key
+
+_MODULES = (*MODULES, "tasks.reconcile", "tasks.witness", "seedance.catalogue")
+_SCHEMAS = (CHARGES, PRICES, DEVICE_HOURLY, LAYER_HOURLY, ATTACHMENTS, JOB_RUNS, ADDRESSES, LAYERS, SPANS, RECONCILIATION)
+
+
+def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> tuple[Step, bool]:
+    """The ledger of one day: handles of addresses, layers, spans and the reconciliation; facts: totals, findings, checks.
+
+    Raises:
+        LawError: money or time does not add up. WitnessError: the second ledger disagrees. Nothing is committed then.
+    """
+    key = stage_key(
+        "reconcile",
+        modules=_MODULES,
+        schemas=_SCHEMAS,
+        settings={"default_region": settings.default_region, "revision": plan.revision, "cause": plan.cause, "alpha": plan.alpha},
+        inputs=[plan.charges.sha256, plan.prices.sha256, *(h.sha256 for h in usage.values()),
+                *(f"{k}={v}" for k, v in plan.bill_facts["watermarks"].items())],
+    )
+    return run_step(lake, "reconcile", key, lambda: _compute(lake, settings, plan, usage))
+
+
+def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> Step:
+    day = dt.date.fromisoformat(plan.day)
+    midnight = dt.datetime.combine(day, dt.time(), dt.UTC)
+    inputs = Inputs(
+        day_ns=int(midnight.timestamp()) * 1_000_000_000,
+        charges=lake.read(plan.charges, CHARGES),
+        device_hourly=lake.read(usage[DEVICE_HOURLY.name], DEVICE_HOURLY),
+        layer_hourly=lake.read(usage[LAYER_HOURLY.name], LAYER_HOURLY),
+        attachments=lake.read(usage[ATTACHMENTS.name], ATTACHMENTS),
+        jobs=lake.read(usage[JOB_RUNS.name], JOB_RUNS),
+        gpu_counts=gpu_counts(),
+        prices=lake.read(plan.prices, PRICES),
+        watermarks=plan.bill_facts["watermarks"],
+        default_region=settings.default_region,
+        alpha=plan.alpha,
+        revision=plan.revision,
+        cause=plan.cause,
+    )
+    ledger = settle(inputs)
+    report = witness.check(
+        charges=inputs.charges, device_hourly=inputs.device_hourly, layer_hourly=inputs.layer_hourly, attachments=inputs.attachments,
+        gpu_counts=inputs.gpu_counts, prices=inputs.prices, watermarks=inputs.watermarks, day=plan.day,
+        default_region=inputs.default_region, addresses=ledger.addresses, layers=ledger.layers, spans=ledger.spans,
+    )
+    hourly = reconciliation_hourly(inputs, ledger)
+    tables: list[tuple[Any, pa.Table]] = [
+        (ADDRESSES, ledger.addresses), (LAYERS, ledger.layers), (SPANS, ledger.spans), (RECONCILIATION, hourly)
+    ]
+    handles = {spec.name: lake.handle(spec, plan.day, [table]) for spec, table in tables}
+    return Step(handles, _facts(inputs, ledger, hourly, report))
+
+
+def gpu_counts() -> dict[str, int]:
+    """Devices of each instance type, fractions rounded up; types whose count is unknown are left out."""
+    return {i.instance_type: max(1, math.ceil(i.gpu_count)) for i in gpu_instances() if i.gpu_count is not None}
+
+
+def _facts(inputs: Inputs, ledger: Ledger, hourly: pa.Table, report: witness.WitnessReport) -> dict[str, Any]:
+    totals = [
+        {k: (None if v is None else str(v)) for k, v in row.items()} for row in totals_by_category(ledger.addresses)
+    ]
+    findings: dict[str, int] = {}
+    for slot in ledger.hours.slots:
+        for finding in slot.findings:
+            findings[finding] = findings.get(finding, 0) + 1
+    return {
+        "totals": totals,
+        "findings": dict(sorted(findings.items())),
+        "charges": len(inputs.charges),
+        "addresses": len(ledger.addresses),
+        "layers": len(ledger.layers),
+        "spans": len(ledger.spans),
+        "machine_hours": len(hourly),
+        "lost_ns": ledger.lost_ns,
+        "mape": {k: (None if v is None else f"{v:.6f}") for k, v in errors(hourly).items()},
+        "witness": report.facts(),
+    }

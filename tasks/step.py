@@ -1,0 +1,102 @@
+"""Keys of stages, and the reuse of what a key has made.
+
+A key names everything that can change a stage's bytes: the code it runs, the locked environment, the versions of its
+tables, its settings, its inputs. The data key is the same without code and environment: it says whether a day is due,
+since code alone never re-keys a committed day. Knows no storage beside the lake it is given, and no clock.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seedance.canonical import canonical
+from seedance.schema import Table
+from tasks.io.lake import Lake, Step
+
+REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements" / "run.txt"
+WRITER_MODULES = ("seedance.schema", "seedance.shard", "tasks.io.parquet")
+"""Modules that every stage's bytes depend on."""
+
+
+def stage_key(
+    stage: str,
+    *,
+    modules: Iterable[str],
+    schemas: Iterable[Table],
+    settings: Mapping[str, Any],
+    inputs: Iterable[str],
+) -> str:
+    """Key of a stage: sha256 hex over all that can change its bytes.
+
+    Args:
+        stage: name of the stage.
+        modules: import paths of the modules whose code it runs; their files' bytes count. The modules that write tables
+            are always in.
+        schemas: declarations of the tables it reads and writes; name and version count.
+        settings: the settings it declares, canonical JSON without floats.
+        inputs: sha256 (of handles, shards, deliveries) of what it reads; their order does not count.
+
+    Raises:
+        ModuleNotFoundError: a module is not there.
+        SchemaError: the settings hold a float or another type that is not JSON.
+    """
+    code = {name: _module_digest(name) for name in sorted({*modules, *WRITER_MODULES})}
+    return _digest({**_data(stage, schemas, settings, inputs), "modules": code, "requirements": _requirements_digest()})
+
+
+def data_key(
+    stage: str, *, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]
+) -> str:
+    """Key of a stage without code and environment; arguments and errors as in `stage_key`."""
+    return _digest(_data(stage, schemas, settings, inputs))
+
+
+def run_step(lake: Lake, stage: str, key: str, compute: Callable[[], Step]) -> tuple[Step, bool]:
+    """What the key made, computed now only when it has not been.
+
+    Args:
+        lake: where steps are kept.
+        stage: name of the stage.
+        key: from `stage_key`.
+        compute: puts the objects into the lake and returns their handles; a kill before it returns leaves no step.
+
+    Returns:
+        The step, and True when it was there already.
+
+    Raises:
+        DeterminismError: another run of the same key made other outputs meanwhile.
+    """
+    stored = lake.step(stage, key)
+    if stored is not None:
+        return stored, True
+    return lake.create_step(stage, key, compute()), False
+
+
+def _data(
+    stage: str, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]
+) -> dict[str, Any]:
+    return {
+        "stage": stage,
+        "schemas": {table.name: table.version for table in schemas},
+        "settings": settings,
+        "inputs": sorted(inputs),
+    }
+
+
+def _digest(value: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _module_digest(name: str) -> str:
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None or not spec.has_location:
+        raise ModuleNotFoundError(f"{name}: a stage names this module in its key, and it has no file.", name=name)
+    return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
+
+
+def _requirements_digest() -> str:
+    return hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest() if REQUIREMENTS.is_file() else "none"

@@ -1,0 +1,118 @@
+"""What a run tells: totals over its days, rows of the quality table, and the record that is kept of it."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from importlib import metadata
+from typing import Any
+
+from tasks.io.lake import Commit
+from tasks.night import Outcome, Published
+
+COLUMNS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
+
+
+def billed_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
+    """Category totals over the days' heads, in order, and the findings of each day that has some."""
+    sums: dict[tuple[str, str, str], dict[str, Decimal | None]] = {}
+    for commit in commits.values():
+        for row in commit.body["facts"]["totals"]:
+            key = (row["x_Cloud"], row["BillingCurrency"], row["x_Category"])
+            total = sums.setdefault(key, dict.fromkeys(COLUMNS))
+            for column in COLUMNS:
+                if row[column] is not None:
+                    total[column] = (total[column] or Decimal(0)) + Decimal(row[column])
+    names = ("x_Cloud", "BillingCurrency", "x_Category")
+    totals = [dict(zip(names, key, strict=True)) | sums[key] for key in sorted(sums)]
+    return totals, {day: c.body["facts"]["findings"] for day, c in sorted(commits.items()) if c.body["facts"]["findings"]}
+
+
+def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Published) -> list[dict[str, Any]]:
+    """Rows of report_quality__runs for one committed day."""
+    base = {"x_RunId": run_id, "x_UsageDate": dt.date.fromisoformat(day)}
+    rows: list[dict[str, Any]] = []
+    for stage in stages:
+        facts = stage.steps[day].facts
+        common = base | {"x_Stage": stage.stage, "x_DurationMs": stage.duration_ms[day], "x_Reused": "reused" if day in stage.reused else "computed"}
+        rows += [common | row for row in _CHECKS[stage.stage](facts)]
+    rows.append(base | {"x_Stage": "publish", "x_Check": "laws on what was read back, commit, report", "x_Outcome": "passed",
+                        "x_DurationMs": published.duration_ms[day], "x_Detail": f"revision {published.commits[day].n}"})
+    return rows
+
+
+def _collect(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    share = sum(q["share_ppm"] for q in facts["quarantined"])
+    rows = [{"x_Check": "shards", "x_Outcome": "counted", "x_RowsIn": facts["rows_in"], "x_RowsOut": facts["rows_accepted"],
+             "x_RowsQuarantined": facts["rows_quarantined"], "x_QuarantinedPpm": min(share, 1_000_000),
+             "x_Detail": f"{len(facts['accepted'])} accepted, {len(facts['quarantined'])} quarantined, {len(facts['duplicates'])} duplicates"}]
+    return rows + [
+        {"x_Check": f"quarantine {q['path']}", "x_Outcome": "failed", "x_RowsQuarantined": q["rows"], "x_QuarantinedPpm": q["share_ppm"],
+         "x_Detail": q["reason"]}
+        for q in facts["quarantined"]
+    ]
+
+
+def _reduce(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    return [{"x_Check": "time of each device and hour is within the hour", "x_Outcome": "passed",
+             "x_Detail": ", ".join(f"{k} {v}" for k, v in sorted(facts.items()) if isinstance(v, int))}]
+
+
+def _reconcile(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    found = ", ".join(f"{k} {v}" for k, v in facts["findings"].items()) or "none"
+    return [
+        {"x_Check": "law 1: addresses add up to each charge", "x_Outcome": "passed", "x_RowsIn": facts["charges"], "x_RowsOut": facts["addresses"]},
+        {"x_Check": "law 2: time adds up to billed spans", "x_Outcome": "passed", "x_RowsIn": facts["machine_hours"], "x_RowsOut": facts["spans"]},
+        {"x_Check": "witness.sql agrees", "x_Outcome": "passed", "x_Detail": ", ".join(f"{k} {v}" for k, v in facts["witness"]["rows"].items())},
+        {"x_Check": "findings", "x_Outcome": "counted", "x_Detail": found},
+        {"x_Check": "observed time on machines that nobody names", "x_Outcome": "counted", "x_Detail": f"{facts['lost_ns']} ns"},
+    ]
+
+
+_CHECKS = {"collect": _collect, "reduce": _reduce, "reconcile": _reconcile}
+
+
+def run_facts(run: Any) -> dict[str, Any]:
+    """The record of a run: when it ended, versions, stages with times, days, failures."""
+    return {
+        "run_id": run.run_id,
+        "ended_at": dt.datetime.now(dt.UTC).isoformat(),
+        "versions": {name: metadata.version(name) for name in ("pyarrow", "duckdb", "dask", "prefect", "numpy")},
+        "stages": run.stages,
+        "days": run.days,
+        "commits": run.commits,
+        "causes": run.causes,
+        "deliveries": run.deliveries,
+        "failed": run.failed,
+    }
+
+
+def artifact_rows(run: Any) -> list[dict[str, Any]]:
+    """Rows of the table artifact: money by cloud and category, then billed, addressed and difference per currency."""
+    rows = [{"cloud": t["x_Cloud"], "category": t["x_Category"], "currency": t["BillingCurrency"], **_amounts(t)} for t in run.totals]
+    for currency, wanted in sorted(run.billed.items()):
+        found = {c: sum((t[c] or Decimal(0) for t in run.totals if t["BillingCurrency"] == currency), Decimal(0)) for c in COLUMNS}
+        gap = {c: wanted[c] - found[c] for c in COLUMNS[:2]}
+        rows += [{"cloud": "", "category": name, "currency": currency, **_amounts(values)}
+                 for name, values in (("billed", wanted), ("addressed", found), ("difference", gap))]
+    return rows
+
+
+def _amounts(values: Mapping[str, Any]) -> dict[str, str]:
+    return {c: "" if values.get(c) is None else str(values[c]) for c in COLUMNS}
+
+
+def artifact_text(run: Any) -> str:
+    """The page of a run: days with revision and cause, stages with times, deliveries, failures."""
+    lines = [f"# Up to {run.last_day}", "", "| day | revision | cause | findings |", "|---|---|---|---|"]
+    for day in run.days:
+        found = ", ".join(f"{k} {v}" for k, v in run.findings.get(day, {}).items()) or "none"
+        lines.append(f"| {day} | {run.commits[day]} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |")
+    lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
+    lines += [f"| {s['stage']} | {s['ms'] / 1000:.2f} | {s.get('days', '')} | {s.get('reused', '')} |" for s in run.stages]
+    if run.deliveries:
+        lines += ["", "| bill source | delivery | status | rows |", "|---|---|---|---|"]
+        lines += [f"| {d['source']} | {d['name']} | {d['status']} | {d['rows']} |" for d in run.deliveries]
+    lines += ["", *(f"- failed: **{what}**: {why}" for what, why in run.failed.items())]
+    return "\n".join(lines)

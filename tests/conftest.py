@@ -1,0 +1,85 @@
+"""What every test starts from: a quiet Prefect, no settings of the shell, and no silent skip where CI runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Prefect reads these once, when it is first imported.
+os.environ.setdefault("DO_NOT_TRACK", "1")
+os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
+os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
+os.environ.setdefault("PREFECT_HOME", str(ROOT / ".prefect"))
+
+NO_SKIP = (
+    "skipped under CI=true: only a missing GPU may skip a test there (mark it gpu, or bring what it needs). Reason: "
+)
+
+
+def in_ci() -> bool:
+    """True where continuous integration runs."""
+    return os.environ.get("CI", "").lower() == "true"
+
+
+@pytest.fixture(autouse=True)
+def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings of the shell that started pytest never reach a test."""
+    for name in list(os.environ):
+        if name.startswith("SEEDANCE_") and name != "SEEDANCE_REAL_DATA":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(scope="session")
+def real_data() -> Path:
+    """Folder of real exports and recordings (SEEDANCE_REAL_DATA, else `../shared/data`); they are never committed."""
+    folder = Path(os.environ.get("SEEDANCE_REAL_DATA", ROOT.parent / "shared" / "data")).resolve()
+    if not folder.is_dir():
+        pytest.skip(f"no real data at {folder}; set SEEDANCE_REAL_DATA to the folder that holds it")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def prefect_harness() -> Iterator[None]:
+    """One temporary Prefect server for all flow tests of this process; starting it costs about 20 s."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(server_startup_timeout=120):
+        yield
+
+
+# First, because pytest-xdist writes a test's group into its name in its own hook of this name.
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that need the Prefect server go to one worker, so that one server is started and not one a worker."""
+    for item in items:
+        if "prefect_harness" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("prefect"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Under CI=true a skip is a failure, unless the test waits for a GPU."""
+    report = yield
+    if report.skipped and in_ci() and not hasattr(report, "wasxfail") and item.get_closest_marker("gpu") is None:
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """The same for a module that skips itself as a whole."""
+    report = yield
+    if report.skipped and in_ci():
+        _fail(report)
+    return report
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    report.outcome = "failed"
+    report.longrepr = NO_SKIP + reason

@@ -1,0 +1,437 @@
+"""The true address of every cent of a fleet's bill, by the rules of the ledger, in plain Python integers.
+
+A second reading of the rules that shares no code with the pipeline: it takes the charges and what truly happened, and splits
+money in whole units of 1e-12. Written for clarity; a small fleet takes a fraction of a second. Source: the ledger's rules 1-10.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from decimal import Decimal
+from fractions import Fraction
+from typing import NamedTuple
+
+from tests.fleet.bill import EC2, Charge, charges
+from tests.fleet.model import DAY, HOUR, HOUR_S, Fleet
+from tests.fleet.observed import Layer, LayerTime, Place, Vector, layer_time, observed_time
+from tests.fleet.timeline import Timeline, observe
+
+UNIT = 10**12
+"""Units of money in one of currency."""
+Money = tuple[int, int, int]
+"""BilledCost, EffectiveCost, ListCost in units of 1e-12."""
+MACHINE, DEPENDANT = "(machine)", "(dependant)"
+
+
+class Address(NamedTuple):
+    """A part of one charge at one place; money in units of 1e-12, None where the ledger has none."""
+
+    charge: str
+    """Label of the charge, or estimate:<cloud>/<instance>."""
+    day_ns: int
+    hour_ns: int
+    machine: str | None
+    """Instance whose time shares out the money."""
+    place: Place
+    billed: int | None
+    effective: int | None
+    listed: int | None
+    estimated: int | None
+    instance_type: str | None
+    pricing: str | None
+
+
+class LayerMoney(NamedTuple):
+    """Work of one pool at one layer; money in units of 1e-12."""
+
+    hour_ns: int
+    job: str
+    attempt: int
+    instance_type: str | None
+    pricing: str | None
+    layer: Layer
+    ns: int
+    billed: int | None
+    effective: int | None
+    estimated: int | None
+
+
+@dataclass
+class Truth:
+    """The true ledger of one usage day."""
+
+    day_ns: int
+    addresses: list[Address] = field(default_factory=list)
+    layers: list[LayerMoney] = field(default_factory=list)
+    spans: dict[tuple[str, int], int] = field(default_factory=dict)
+    """(instance, hour) to the billed span of one device, ns; absent where no usage row bills the hour."""
+    vectors: dict[tuple[str, int], Vector] = field(default_factory=dict)
+    """(instance, hour) to ns by place, after it was fitted to the billed span."""
+    observed: dict[tuple[str, int], Vector] = field(default_factory=dict)
+    """(instance, hour) to observed ns by place."""
+    layer_ns: LayerTime = field(default_factory=dict)
+    day_parts: dict[str, Money] = field(default_factory=dict)
+    """Label to the part of the charge on this day; charges of one label together."""
+    unmatched: list[tuple[str, int]] = field(default_factory=list)
+    """(instance, hour) observed within the watermark and not billed."""
+
+    def by_category(self) -> dict[str, Money]:
+        """Billed, effective and estimated units of each category."""
+        found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
+        for a in self.addresses:
+            for i, value in enumerate((a.billed, a.effective, a.estimated)):
+                found[a.place.category][i] += value or 0
+        return {name: (v[0], v[1], v[2]) for name, v in sorted(found.items())}
+
+
+def true_ledger(fleet: Fleet, *, timeline: Timeline | None = None, delivery: int = 1, with_late: bool = True,
+                day_ns: int | None = None) -> Truth:
+    """The true ledger of one day.
+
+    Args:
+        fleet: the fleet.
+        timeline: what happened, if it is known already.
+        delivery: which delivery of the bill is in force.
+        with_late: whether the shards of the second drop are there.
+        day_ns: start of the usage day, ns UTC; None is the day of the fleet.
+    """
+    day = fleet.spec.day_ns if day_ns is None else day_ns
+    ledger = _Ledger(fleet, charges(fleet, delivery), day)
+    if day == fleet.spec.day_ns:
+        known = timeline or observe(fleet)
+        ledger.truth.layer_ns = layer_time(known)
+        ledger.see(observed_time(known, with_late=with_late))
+    ledger.run()
+    return ledger.truth
+
+
+def usage_days(fleet: Fleet, delivery: int = 1) -> list[int]:
+    """Start, in ns UTC, of every day on which the bill has a part."""
+    found = set()
+    for charge in charges(fleet, delivery):
+        last = charge.end_ns - 1 if _is_spread(charge) else charge.start_ns
+        found |= set(range(charge.start_ns // DAY, last // DAY + 1))
+    return [number * DAY for number in sorted(found)]
+
+
+def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
+    """Integers that add up to total, each within one of its share; ties to the earlier. The weights' sum is positive."""
+    whole = sum(weights)
+    parts = [divmod(abs(total) * w, whole) for w in weights]
+    short = abs(total) - sum(quotient for quotient, _ in parts)
+    up = set(sorted(range(len(parts)), key=lambda i: (-parts[i][1], i))[:short])
+    sign = -1 if total < 0 else 1
+    return [sign * (quotient + (i in up)) for i, (quotient, _) in enumerate(parts)]
+
+
+def half_even(value: Fraction) -> int:
+    """Nearest integer, ties to the even one."""
+    return round(value)
+
+
+def order(place: Place) -> tuple[tuple[bool, str | int], ...]:
+    """Order of places: code points of text, numbers as numbers, nulls last."""
+    return tuple((value is None, "" if value is None and i in (0, 1, 4) else 0 if value is None else value)
+                 for i, value in enumerate(place))
+
+
+def units(amount: Decimal) -> int:
+    """Units of 1e-12."""
+    scaled = amount * UNIT
+    assert scaled == int(scaled), amount
+    return int(scaled)
+
+
+def _is_spread(charge: Charge) -> bool:
+    """Whether the charge goes over the days it touches; otherwise it books whole at its start."""
+    if charge["ChargeFrequency"] != "Usage-Based":
+        return False
+    return charge.end_ns - charge.start_ns <= DAY or charge.kind in ("machine", "dependant")
+
+
+def _telescoped(amount: int, start: int, end: int, length: int) -> int:
+    """Part of an amount over [start, end) of its length: adds up without knowing the other parts."""
+    part = abs(amount) * end // length - abs(amount) * start // length
+    return -part if amount < 0 else part
+
+
+class _Ledger:
+    def __init__(self, fleet: Fleet, rows: Iterable[Charge], day: int) -> None:
+        self.fleet, self.day = fleet, day
+        self.truth = Truth(day)
+        self.all = list(rows)
+        self.rows = [r for r in self.all if self._touches(r)]
+        self.names = {m.instance_id: n for n, m in enumerate(fleet.machines)}
+        self.machine_row_hours: dict[int, list[int]] = {}
+        """Multi-hour machine rows (by id of the row) to ns in each hour of the day."""
+
+    def _touches(self, row: Charge) -> bool:
+        if not _is_spread(row):
+            return row.start_ns // DAY == self.day // DAY
+        return row.start_ns < self.day + DAY and row.end_ns > self.day
+
+    def see(self, observed: dict[tuple[int, int], Vector]) -> None:
+        """Takes what telemetry knows of this day."""
+        self.truth.observed = {(self.fleet.machines[n].instance_id, h): v for (n, h), v in observed.items()}
+
+    def run(self) -> None:
+        """Rules 1 to 9 in order."""
+        self.machines = {r.machine for r in self.rows if r.kind == "machine"} | {m for m, _ in self.truth.observed}
+        self.attached = self._attachments()
+        self._billed_spans()
+        for key in set(self.truth.spans) | set(self.truth.observed):
+            self.truth.vectors[key] = self._vector(*key)
+        for row in self.rows:
+            self._day_part(row)
+            category = self._category(row)
+            for hour, money in self._hour_parts(row, category):
+                self._first_rounding(row, category, hour, money)
+        self._estimates()
+        self._second_rounding()
+
+    # --- rule 1: what a row is ---------------------------------------------------------------------------------------
+
+    def _category(self, row: Charge) -> str:
+        negative = row.billed < 0 or row.effective < 0
+        commitment = row["CommitmentDiscountId"] or row["CapacityReservationId"]
+        usage_type = row["x_UsageType"] or ""
+        rules: list[tuple[bool, str]] = [
+            (row["ChargeCategory"] == "Tax", "tax"),
+            (row.kind == "rounding", "rounding"),
+            (row["ChargeCategory"] == "Purchase" and bool(commitment), "commitment_purchase"),
+            (row["CommitmentDiscountStatus"] == "Unused", "commitment_unused"),
+            (row["CapacityReservationStatus"] == "Unused" or "UnusedBox" in usage_type or "UnusedDed" in usage_type,
+             "capacity_unused"),
+            (row.kind == "support", "support"),
+            (row.kind == "machine" or row.machine in self.machines, MACHINE),
+            (row.dependant in self.attached, DEPENDANT),
+            (row["ChargeCategory"] == "Credit", "credit"),
+            (row["ChargeCategory"] == "Adjustment" or row["ChargeClass"] == "Correction", "adjustment"),
+            (negative, "refund"),
+            (row.kind in ("storage", "shared"), row.kind),
+            (row.kind in ("untied", "dependant"), "untied"),
+        ]
+        return next((name for holds, name in rules if holds), "other_usage")
+
+    def _attachments(self) -> dict[str | None, dict[int, list[str]]]:
+        """Volume to hour to the instances that see it, as their agents say it."""
+        found: dict[str | None, dict[int, list[str]]] = {}
+        if self.day != self.fleet.spec.day_ns:
+            return found
+        for volume in self.fleet.volumes:
+            for number, first, last in volume.attached:
+                machine = self.fleet.machines[number]
+                for hour in range(first, last):
+                    if max(hour * HOUR_S, machine.agent_s) < min((hour + 1) * HOUR_S, machine.end_s):
+                        found.setdefault(volume.volume_id, {}).setdefault(hour, []).append(machine.instance_id)
+        return found
+
+    # --- rules 2 and 3: hours and billed spans -----------------------------------------------------------------------
+
+    def _overlaps(self, row: Charge) -> list[tuple[int, int, int]]:
+        """(hour, start, end) of the hours of this day that a row touches, ns UTC."""
+        start, end = max(row.start_ns, self.day), min(row.end_ns, self.day + DAY)
+        hours = range((start - self.day) // HOUR, (end - 1 - self.day) // HOUR + 1)
+        return [(h, max(start, self.day + h * HOUR), min(end, self.day + (h + 1) * HOUR)) for h in hours]
+
+    def _is_span_row(self, row: Charge) -> bool:
+        return (
+            row.kind == "machine" and row["ChargeCategory"] == "Usage" and row["ChargeClass"] is None and row.billed >= 0
+            and row.effective >= 0 and row["CommitmentDiscountStatus"] != "Unused"
+            and row["CapacityReservationStatus"] != "Unused"
+        )
+
+    def _billed_spans(self) -> None:
+        """Span of each machine-hour: quantities added up over the rows of one meter, exactly; the largest meter counts."""
+        exact: dict[tuple[str, int], dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        for row in filter(self._is_span_row, self.rows):
+            assert row.machine is not None and row.hours is not None
+            overlaps = self._overlaps(row)
+            total = Fraction(row.hours) * HOUR
+            if len(overlaps) == 1:
+                exact[row.machine, overlaps[0][0]][row["SkuMeter"] or ""] += total
+                continue
+            whole = half_even(total)
+            length = row.end_ns - row.start_ns
+            part = _telescoped(whole, overlaps[0][1] - row.start_ns, overlaps[-1][2] - row.start_ns, length)
+            spread = self._spread(part, row.machine, overlaps)
+            self.machine_row_hours[id(row)] = spread
+            for (hour, _, _), ns in zip(overlaps, spread, strict=True):
+                exact[row.machine, hour][row["SkuMeter"] or ""] += ns
+        self.truth.spans = {key: half_even(max(meters.values())) for key, meters in exact.items()}
+
+    def _running(self, machine: str, hour: int) -> int:
+        """Observed time of the device of a machine that was seen longest."""
+        devices: dict[str | None, int] = defaultdict(int)
+        for place, ns in self.truth.observed.get((machine, hour), {}).items():
+            devices[place.device] += ns
+        return max(devices.values(), default=0)
+
+    def _spread(self, quantity: int, machine: str, overlaps: list[tuple[int, int, int]]) -> list[int]:
+        """ns of a machine row over its hours: by running time, the shortfall to the earliest free time."""
+        capacity = [end - start for _, start, end in overlaps]
+        running = [min(self._running(machine, h), room) for (h, _, _), room in zip(overlaps, capacity, strict=True)]
+        if quantity <= sum(running):
+            return largest_remainder(quantity, running) if sum(running) else [0] * len(running)
+        rest = quantity - sum(running)
+        for i, room in enumerate(capacity):
+            more = min(rest, room - running[i])
+            running[i] += more
+            rest -= more
+        running[-1] += rest
+        return running
+
+    # --- rule 4: the vector of a machine-hour ------------------------------------------------------------------------
+
+    def _vector(self, machine: str, hour: int) -> Vector:
+        span = self.truth.spans.get((machine, hour))
+        seen = self.truth.observed.get((machine, hour), {})
+        return dict(seen) if not span else self._fitted(machine, seen, span)
+
+    def _fitted(self, machine: str, seen: Vector, span: int) -> Vector:
+        """Observed time fitted to a span: each device gets it, whatever telemetry saw of it."""
+        facts = self.fleet.machines[self.names[machine]].facts
+        devices = sorted({place.device for place in seen if place.device is not None})
+        vector: Vector = defaultdict(int)
+        for device in devices:
+            mine = sorted((place for place in seen if place.device == device), key=order)
+            total = sum(seen[place] for place in mine)
+            times = [seen[place] for place in mine]
+            if total > span:
+                times = largest_remainder(span, times)
+            for place, ns in zip(mine, times, strict=True):
+                vector[place] += ns
+            if total < span:
+                vector[Place(device, None, None, None, "unobserved")] += span - total
+        missing = max(facts.gpu_count, len(devices), 1) - len(devices)
+        if missing:
+            vector[NOWHERE] += missing * span
+        return dict(vector)
+
+    # --- rules 2, 5, 6, 7: money over hours and places ----------------------------------------------------------------
+
+    def _money(self, row: Charge, part: Callable[[int], int]) -> Money:
+        """The three amounts of a row, each put through the same split."""
+        return part(units(row.billed)), part(units(row.effective)), part(units(row.listed))
+
+    def _day_part(self, row: Charge) -> None:
+        money = self._day_money(row)
+        old = self.truth.day_parts.get(row.label, (0, 0, 0))
+        self.truth.day_parts[row.label] = (old[0] + money[0], old[1] + money[1], old[2] + money[2])
+
+    def _day_money(self, row: Charge) -> Money:
+        if not _is_spread(row):
+            return self._money(row, lambda amount: amount)
+        start, end = max(row.start_ns, self.day), min(row.end_ns, self.day + DAY)
+        return self._money(row, lambda a: _telescoped(a, start - row.start_ns, end - row.start_ns, row.end_ns - row.start_ns))
+
+    def _hour_parts(self, row: Charge, category: str) -> list[tuple[int, Money]]:
+        """The day's money of a row by hour of the day."""
+        if not _is_spread(row):
+            return [((row.start_ns - self.day) // HOUR, self._day_money(row))]
+        overlaps = self._overlaps(row)
+        if len(overlaps) == 1:
+            return [(overlaps[0][0], self._day_money(row))]
+        if category == MACHINE and row.kind == "machine":
+            weights = self.machine_row_hours.get(id(row)) or [end - start for _, start, end in overlaps]
+            if not sum(weights):
+                weights = [1] + [0] * (len(overlaps) - 1)
+            split = [largest_remainder(amount, weights) for amount in self._day_money(row)]
+            return [(hour, (split[0][i], split[1][i], split[2][i])) for i, (hour, _, _) in enumerate(overlaps)]
+        length = row.end_ns - row.start_ns
+        return [
+            (hour, self._money(row, lambda a, s=start, e=end: _telescoped(a, s - row.start_ns, e - row.start_ns, length)))  # type: ignore[misc]
+            for hour, start, end in overlaps
+        ]
+
+    def _first_rounding(self, row: Charge, category: str, hour: int, money: Money) -> None:
+        if category == MACHINE:
+            assert row.machine is not None
+            self._over(row, hour, money, self.truth.vectors.get((row.machine, hour), {NOWHERE: 0}), row.machine)
+        elif category == DEPENDANT:
+            hosts = self.attached[row.dependant].get(hour, [])
+            joined: Vector = defaultdict(int)
+            for host in hosts:
+                for place, ns in self.truth.vectors.get((host, hour), {}).items():
+                    joined[place] += ns
+            idle = {Place(None, None, None, None, "idle"): 1}
+            self._over(row, hour, money, joined or idle, hosts[0] if joined and len(hosts) == 1 else None)
+        else:
+            self._over(row, hour, money, {Place(None, None, None, None, category): 1}, None)
+
+    def _over(self, row: Charge, hour: int, money: Money, vector: Vector, machine: str | None) -> None:
+        """Shares each amount out by the ns of a vector, by largest remainder in the order of places."""
+        places = sorted(vector, key=order)
+        weights = [vector[place] for place in places]
+        if not sum(weights):
+            if NOWHERE not in vector:
+                places = sorted([*places, NOWHERE], key=order)
+            weights = [int(place == NOWHERE) for place in places]
+        split = [largest_remainder(amount, weights) for amount in money]
+        keep_all = not any(money)
+        for i, place in enumerate(places):
+            parts = split[0][i], split[1][i], split[2][i]
+            if vector.get(place, 0) or any(parts) or keep_all:
+                self.truth.addresses.append(Address(row.label, self.day, self.day + hour * HOUR, machine, place, *parts, None,
+                                                    row.instance_type, row["PricingCategory"]))
+
+    # --- rule 8: estimates -------------------------------------------------------------------------------------------
+
+    def _estimates(self) -> None:
+        billed = {
+            (row.machine, hour) for row in self.rows if row.kind == "machine" and row["ChargeCategory"] == "Usage"
+            for hour, _, _ in self._overlaps(row)
+        }
+        marks = [r.end_ns for r in self.all if r["ChargeCategory"] == "Usage" and r["ServiceName"] == EC2]
+        # Every machine of a fleet is billed, if at all, to one account by one service, so one watermark serves all.
+        watermark = min(max(marks) // HOUR * HOUR, self.day + DAY) if marks else None
+        for (machine, hour), seen in sorted(self.truth.observed.items()):
+            if (machine, hour) in billed:
+                continue
+            if watermark is not None and self.day + hour * HOUR < watermark:
+                self.truth.unmatched.append((machine, hour))
+                continue
+            span = self._running(machine, hour)
+            vector = self._fitted(machine, seen, span)
+            kind = self.fleet.machines[self.names[machine]].instance_type
+            price = self.fleet.machines[self.names[machine]].facts.list_price
+            amount = half_even(Fraction(price) * UNIT * span / HOUR)
+            places = sorted(vector, key=order)
+            for place, part in zip(places, largest_remainder(amount, [vector[p] for p in places]), strict=True):
+                self.truth.addresses.append(Address(f"estimate:aws/{machine}", self.day, self.day + hour * HOUR, machine, place,
+                                                    None, None, None, part, kind, None))
+
+    # --- rule 9: layers ----------------------------------------------------------------------------------------------
+
+    def _second_rounding(self) -> None:
+        pools: dict[tuple[int, str, int, str | None, str | None, bool], list[int]] = defaultdict(lambda: [0, 0, 0])
+        for a in self.truth.addresses:
+            if a.place.category == "work":
+                assert a.place.job is not None and a.place.attempt is not None
+                key = (a.hour_ns, a.place.job, a.place.attempt, a.instance_type, a.pricing, a.estimated is not None)
+                for i, value in enumerate((a.billed, a.effective, a.estimated)):
+                    pools[key][i] += value or 0
+        for (hour_ns, job, attempt, kind, pricing, is_estimate), money in sorted(pools.items(), key=repr):
+            weights = self._layers((hour_ns - self.day) // HOUR, job, attempt, kind)
+            layers = sorted(weights)
+            split = [largest_remainder(amount, [weights[x] for x in layers]) for amount in money]
+            for i, layer in enumerate(layers):
+                cash, own, estimate = (column[i] for column in split)
+                paid = (None, None, estimate) if is_estimate else (cash, own, None)
+                self.truth.layers.append(LayerMoney(hour_ns, job, attempt, kind, pricing, layer, weights[layer], *paid))
+
+    def _layers(self, hour: int, job: str, attempt: int, kind: str | None) -> dict[Layer, int]:
+        exact = self.truth.layer_ns.get((hour, job, attempt, kind or ""))
+        if exact:
+            return dict(exact)
+        anything: dict[Layer, int] = defaultdict(int)
+        for (h, j, a, _), found in self.truth.layer_ns.items():
+            if (h, j, a) == (hour, job, attempt):
+                for layer, ns in found.items():
+                    anything[layer] += ns
+        return dict(anything)
+
+
+NOWHERE = Place(None, None, None, None, "unobserved")

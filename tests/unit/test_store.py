@@ -1,0 +1,214 @@
+"""The store: an object appears whole or not at all, once."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from seedance.canonical import canonical
+from seedance.errors import Exists, SchemaError, StoreError
+from seedance.store import CHECK_PATH, Entry, Store
+
+
+class OverwritingStore(Store):
+    """A store whose create is a plain put, as object stores without conditional puts have it."""
+
+    def _create(self, path: str, data: bytes) -> None:
+        self.replace(path, data)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(str(tmp_path / "lake"))
+
+
+def test_create_makes_an_object_once(store: Store) -> None:
+    store.create("a/b.json", b"one")
+    with pytest.raises(Exists, match=r"a/b\.json exists already") as caught:
+        store.create("a/b.json", b"two")
+    assert caught.value.path == "a/b.json"
+    assert store.read("a/b.json") == b"one"
+    assert [e.path for e in store.list("")] == ["a/b.json"]
+
+
+def test_of_many_writers_one_wins(store: Store) -> None:
+    results: list[str] = []
+    gate = threading.Barrier(8)
+
+    def write(n: int) -> None:
+        gate.wait()
+        try:
+            store.create("days/1.json", f"{n}".encode() * 10_000)
+            results.append(f"{n}")
+        except Exists:
+            pass
+
+    threads = [threading.Thread(target=write, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 1
+    assert store.read("days/1.json") == results[0].encode() * 10_000
+
+
+def test_put_of_the_same_name_is_fine_and_replace_replaces(store: Store) -> None:
+    store.put("objects/x", b"one")
+    store.put("objects/x", b"one")
+    tag = store.replace("objects/x", b"three")
+    assert store.read("objects/x") == b"three"
+    entry = store.stat("objects/x", digest=True)
+    assert entry == Entry("objects/x", 5, tag)
+
+
+def test_tags_change_with_the_content_and_digests_with_nothing_else(store: Store) -> None:
+    store.replace("report/x", b"one")
+    (before,), (cheap,) = store.list("report", digest=True), store.list("report")
+    os.utime(Path(store.url, "report/x"), ns=(1, 1))
+    assert store.list("report", digest=True) == [before]
+    store.replace("report/x", b"two")
+    assert store.list("report", digest=True)[0].etag != before.etag
+    assert store.list("report")[0].etag != cheap.etag
+
+
+def test_missing_objects_are_named(store: Store) -> None:
+    assert store.get("a/none") is None
+    assert not store.exists("a/none")
+    assert store.list("nowhere") == []
+    assert store.folders("nowhere") == []
+    with pytest.raises(StoreError, match="no object a/none") as caught:
+        store.read("a/none")
+    assert (caught.value.url, caught.value.path) == (store.url, "a/none")
+
+
+def test_a_folder_is_no_object(store: Store) -> None:
+    store.create("a/b/c", b"")
+    assert not store.exists("a/b")
+    assert store.get("a/b") is None
+    assert store.folders("a") == ["b"]
+    assert store.read("a/b/c") == b""
+
+
+@pytest.mark.parametrize("path", ["", "/etc/x", "a/../b", "a//b", "./a"])
+def test_paths_stay_below_the_url(store: Store, path: str) -> None:
+    with pytest.raises(StoreError, match="not a path below a store"):
+        store.create(path, b"")
+
+
+def test_what_the_disk_raises_becomes_ours(store: Store) -> None:
+    store.create("a", b"")
+    with pytest.raises(StoreError, match="cannot create a/b") as caught:
+        store.create("a/b", b"")
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def test_listing_is_sorted_and_leaves_out_what_killed_writers_left(store: Store) -> None:
+    for path in ("b/2", "a/1", "b/1", "bb/1"):
+        store.create(path, b"x")
+    Path(store.url, "b", ".tmp-77-dead").write_bytes(b"half")
+    assert [e.path for e in store.list("b")] == ["b/1", "b/2"]
+    assert [e.path for e in store.list("")] == ["a/1", "b/1", "b/2", "bb/1"]
+
+
+def test_a_killed_writer_leaves_no_object(tmp_path: Path) -> None:
+    code = (
+        "import os, signal, sys; from seedance.store import Store\n"
+        "def die(source, target): os.kill(os.getpid(), signal.SIGKILL)\n"
+        "os.link = die\n"
+        f"Store({str(tmp_path)!r}).create('a/b', b'x' * 1000)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
+    assert done.returncode == -signal.SIGKILL
+    store = Store(str(tmp_path))
+    assert store.list("") == []
+    assert len(list((tmp_path / "a").iterdir())) == 1  # the left-over is there, and is not listed
+    store.create("a/b", b"whole")
+    assert store.read("a/b") == b"whole"
+
+
+def test_watch_sees_every_write_and_no_success_that_was_none(tmp_path: Path) -> None:
+    seen: list[tuple[str, str, str]] = []
+    store = Store(str(tmp_path), watch=lambda *event: seen.append(event))
+    store.create("a", b"")
+    store.put("b", b"")
+    store.replace("a", b"")
+    with pytest.raises(Exists):
+        store.create("a", b"")
+    assert seen == [
+        ("before", "create", "a"), ("after", "create", "a"), ("before", "put", "b"), ("after", "put", "b"),
+        ("before", "replace", "a"), ("after", "replace", "a"), ("before", "create", "a"),
+    ]  # fmt: skip
+
+
+def test_stores_travel_to_workers(tmp_path: Path) -> None:
+    store = Store(str(tmp_path), watch=lambda *_: None)
+    copy = pickle.loads(pickle.dumps(store))
+    copy.create("a", b"1")
+    assert store.read("a") == b"1"
+
+
+def test_file_urls_and_relative_paths_are_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Store("lake").create("a", b"1")
+    assert Store(f"file://{tmp_path}/lake").read("a") == b"1"
+    assert Store("lake/").url == str(tmp_path / "lake")
+
+
+def test_check_passes_again_and_again_and_leaves_one_object(store: Store) -> None:
+    for _ in range(3):
+        store.check()
+    assert [e.path for e in store.list("")] == [CHECK_PATH]
+
+
+def test_a_store_without_conditional_create_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="has no conditional create") as caught:
+        OverwritingStore(str(tmp_path)).check()
+    assert caught.value.path == CHECK_PATH
+
+
+def test_a_remote_store_that_ignores_the_mode_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = type(fsspec.filesystem("memory"))
+    honest = memory.pipe_file
+    monkeypatch.setattr(memory, "pipe_file", lambda self, path, value, mode="overwrite": honest(self, path, value))
+    with pytest.raises(StoreError, match=r"memory://refused: the store let lake\.check be created twice"):
+        Store("memory://refused").check()
+
+
+def test_any_fsspec_store_with_conditional_create_will_do() -> None:
+    store = Store("memory://lake-one/below/")
+    store.check()
+    store.create("a/b", b"one")
+    with pytest.raises(Exists):
+        store.create("a/b", b"two")
+    store.put("a/b", b"one")
+    tag = store.replace("a/c", b"three")
+    assert [(e.path, e.bytes) for e in store.list("a")] == [("a/b", 3), ("a/c", 5)]
+    assert store.list("a", digest=True)[1].etag == tag
+    assert store.folders("") == ["a"]
+    assert store.get("a/none") is None
+    assert store.list("none") == []
+    assert not store.exists("a")
+
+
+def test_an_unknown_url_is_refused() -> None:
+    with pytest.raises(StoreError, match="no file system for this URL"):
+        Store("nosuch://x")
+
+
+def test_canonical_text_is_one_per_value() -> None:
+    assert canonical({"b": (1, None), "a": "é"}) == '{"a":"é","b":[1,null]}'.encode()
+
+
+@pytest.mark.parametrize(("value", "where"), [({"a": [0.5]}, "$.a[0]"), ({1: 2}, "$.1"), ({"a": {1}}, "$.a")])
+def test_canonical_refuses_what_has_no_one_text(value: object, where: str) -> None:
+    with pytest.raises(SchemaError, match="cannot be written as canonical JSON") as caught:
+        canonical(value)
+    assert caught.value.where == where
