@@ -52,7 +52,7 @@ check: .venv/.dev ## lint, format, types, data dictionary
 	$(BIN)/python -m schemas.dictionary --check
 
 test: .venv/.dev ## every test but the soak
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not soak"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak"
 
 unit: .venv/.dev ## the quick tests
 	$(BIN)/python -m pytest -q tests/unit

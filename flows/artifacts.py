@@ -14,8 +14,16 @@ async def tell_artifacts(run: Run, name: str) -> None:
     Raises:
         NightFailed: a day, a bill or a source failed; carries failed, run. Everything else is published.
     """
-    await acreate_markdown_artifact(artifact_text(run), key=f"{name}-run", description="Stages, days, deliveries and failures")
-    await acreate_table_artifact(artifact_rows(run), key=f"{name}-money", description="Money by category in both ledgers")
+    await acreate_markdown_artifact(
+        artifact_text(run), key=f"{name}-run", description="Stages, days, deliveries and failures"
+    )
+    await acreate_table_artifact(
+        artifact_rows(run), key=f"{name}-money", description="Money by category in both ledgers"
+    )
     if run.failed:
         told = "; ".join(f"{what}: {why}" for what, why in run.failed.items())
-        raise NightFailed(f"{name} {run.last_day}: {len(run.failed)} failed, the rest is published. {told}", failed=run.failed, run=run)
+        raise NightFailed(
+            f"{name} {run.last_day}: {len(run.failed)} failed, the rest is published. {told}",
+            failed=run.failed,
+            run=run,
+        )

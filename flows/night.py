@@ -58,7 +58,9 @@ class Run:
         return result
 
 
-async def run_night(settings: Settings, last_day: str, call: Call, *, first_day: str | None = None, recode: bool = False) -> Run:
+async def run_night(
+    settings: Settings, last_day: str, call: Call, *, first_day: str | None = None, recode: bool = False
+) -> Run:
     """Bills and shards in, due days through every stage, reports out.
 
     Args:
@@ -70,7 +72,9 @@ async def run_night(settings: Settings, last_day: str, call: Call, *, first_day:
     """
     run = Run(last_day)
     run.deliveries = await run.time(call, night.ingest_bills, settings)
-    run.failed |= {f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"}
+    run.failed |= {
+        f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"
+    }
     run.admitted = len(await run.time(call, night.admit_shards, settings))
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
@@ -79,14 +83,16 @@ async def run_night(settings: Settings, last_day: str, call: Call, *, first_day:
         if not moved:
             break
     else:
-        run.failed |= {day: "another run moved its head three times; run it again" for day in moved}
+        run.failed |= dict.fromkeys(moved, "another run moved its head three times; run it again")
     days = await run.time(call, night.shown_days, settings, first_day or last_day, last_day, sorted(rows))
     await tell(settings, call, run, days)
     run.repaired = await run.time(call, night.finish, settings, last_day, run.run_id, rows, run_facts(run))
     return run
 
 
-async def run_days(settings: Settings, plans: Sequence[DayPlan], call: Call, run: Run, rows: dict[str, list[dict[str, Any]]]) -> list[str]:
+async def run_days(
+    settings: Settings, plans: Sequence[DayPlan], call: Call, run: Run, rows: dict[str, list[dict[str, Any]]]
+) -> list[str]:
     """Due days through collect, reduce, reconcile and publish; days whose head another run moved."""
     if not plans:
         return []
@@ -113,7 +119,9 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
     run = Run(day or "")
     if upto == "bill":
         run.deliveries = await run.time(call, night.ingest_bills, settings)
-        run.failed |= {f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"}
+        run.failed |= {
+            f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"
+        }
         run.billed = await run.time(call, night.billed_of, settings, [day] if day else [])
         return run
     assert day is not None
@@ -121,7 +129,9 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
         run.admitted = len(await run.time(call, night.admit_shards, settings))
     plans = await run.time(call, plan_one, settings, day)
     collected = await run.time(call, night.collect_days, settings, plans)
-    run.quarantined = {d: len(step.facts["quarantined"]) for d, step in collected.steps.items() if step.facts["quarantined"]}
+    run.quarantined = {
+        d: len(step.facts["quarantined"]) for d, step in collected.steps.items() if step.facts["quarantined"]
+    }
     if upto == "collect":
         return run
     usage = await run.time(call, night.reduce_days, settings, collected)
@@ -143,5 +153,7 @@ async def tell(settings: Settings, call: Call, run: Run, days: Sequence[str]) ->
     run.days = sorted(commits)
     run.commits = {day: c.n for day, c in commits.items()}
     run.totals, run.findings = billed_totals(commits)
-    run.quarantined = {day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]}
+    run.quarantined = {
+        day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]
+    }
     run.billed = await call(night.billed_of, settings, sorted(commits))

@@ -1,7 +1,7 @@
 """The nightly flow: bills and shards in, every due day through reduce, reconcile and publish.
 
-    bills ──► ingest ─┐
-    shards ─► admit ──┴► plan ─► collect ─► reduce ─► reconcile ─► publish
+bills ──► ingest ─┐
+shards ─► admit ──┴► plan ─► collect ─► reduce ─► reconcile ─► publish
 """
 
 from __future__ import annotations

@@ -18,7 +18,10 @@ class Where(BaseModel):
         None, title="Settings file", description="Path of a seedance.toml; the one in the working directory when empty."
     )
     lake: str | None = Field(
-        None, title="Lake", description="Folder or fsspec URL of the lake, instead of the one in the settings.", min_length=1
+        None,
+        title="Lake",
+        description="Folder or fsspec URL of the lake, instead of the one in the settings.",
+        min_length=1,
     )
 
     def load(self) -> Settings:
@@ -38,8 +41,10 @@ class Nightly(Where):
     """A night: every day that is due, up to one day."""
 
     day: dt.date | None = Field(
-        None, title="Newest day", description="Newest UTC usage day to look at; yesterday when empty. Days before it are looked at within "
-        "the look-back of the settings."
+        None,
+        title="Newest day",
+        description="Newest UTC usage day to look at; yesterday when empty. Days before it are looked at within "
+        "the look-back of the settings.",
     )
 
     @field_validator("day")
@@ -64,7 +69,9 @@ class OneDay(Where):
 class Bills(Where):
     """The bill stage."""
 
-    day: dt.date | None = Field(None, title="Day", description="UTC usage day whose charges in force are shown; none when empty.")
+    day: dt.date | None = Field(
+        None, title="Day", description="UTC usage day whose charges in force are shown; none when empty."
+    )
 
 
 class Backfill(Where):
@@ -72,7 +79,11 @@ class Backfill(Where):
 
     first_day: dt.date = Field(title="First day", description="Oldest UTC usage day.")
     last_day: dt.date = Field(title="Last day", description="Newest UTC usage day, included.")
-    recode: bool = Field(False, title="Recode", description="Also compute days again whose code or environment changed since they were committed.")
+    recode: bool = Field(
+        False,
+        title="Recode",
+        description="Also compute days again whose code or environment changed since they were committed.",
+    )
 
     _past = field_validator("first_day", "last_day")(_not_in_the_future)
 

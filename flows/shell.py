@@ -20,7 +20,7 @@ P = TypeVar("P", bound=BaseModel)
 
 
 def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
-    """Parse arguments, run the flow, print what it did. Returns the exit status: 0, 1 when something failed, 2 for wrong arguments."""
+    """Parse arguments, run the flow, print what it did; the exit status: 0, 1 when something failed, 2 for wrong arguments."""
     parser = _parser(model, name, flow.__doc__ or "")
     given = vars(parser.parse_args())
     as_json = given.pop("json")
@@ -32,7 +32,7 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
             print(f"{field}: {problem['msg']}, found {problem['input']!r}", file=sys.stderr)
         return 2
     try:
-        run = asyncio.run(flow(params))  # type: ignore[arg-type]
+        run: Run = asyncio.run(_run(flow, params))
     except (PipelineError, SeedanceError) as error:
         told = error.facts.get("run")
         if told is None:
@@ -41,6 +41,10 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
         run = told
     print(json.dumps(as_dict(run), indent=1, default=str)) if as_json else tell(run)
     return 1 if run.failed else 0
+
+
+async def _run(flow: Callable[[P], Awaitable[Run]], params: P) -> Run:
+    return await flow(params)
 
 
 def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentParser:
@@ -57,7 +61,7 @@ def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentP
 
 def as_dict(run: Run) -> dict[str, Any]:
     """The run as JSON values; amounts are text."""
-    return {k: v for k, v in vars(run).items()}
+    return dict(vars(run))
 
 
 def tell(run: Run) -> None:
@@ -65,7 +69,9 @@ def tell(run: Run) -> None:
     out = show.console()
     for d in run.deliveries:
         words = f"bill {d['source']}: {d['name']}: {d['status']}"
-        out.print(f"{words}, {d['rows']:,} rows" if d["status"] != "refused" else f"[bold red]{words}[/]", highlight=False)
+        out.print(
+            f"{words}, {d['rows']:,} rows" if d["status"] != "refused" else f"[bold red]{words}[/]", highlight=False
+        )
     if run.admitted:
         out.print(f"telemetry: {run.admitted:,} new shards", highlight=False)
     for day, count in run.quarantined.items():
@@ -74,11 +80,17 @@ def tell(run: Run) -> None:
     if run.totals:
         out.print(show.money_table(run.days, run.totals, run.billed))
     for day, found in run.findings.items():
-        out.print(f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()), highlight=False)
+        out.print(
+            f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()), highlight=False
+        )
     for day in run.days:
         cause = run.causes.get(day)
-        out.print(f"{day}: revision {run.commits[day]}" + (f", because of {cause}" if cause else "") +
-                  ("" if day in run.causes else ", unchanged"), highlight=False)
+        out.print(
+            f"{day}: revision {run.commits[day]}"
+            + (f", because of {cause}" if cause else "")
+            + ("" if day in run.causes else ", unchanged"),
+            highlight=False,
+        )
     for path in run.repaired:
         out.print(f"repaired {path}", highlight=False)
     for what, why in run.failed.items():

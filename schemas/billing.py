@@ -11,8 +11,8 @@ from seedance.schema import INSTANT, MONEY, Column, Table, number, text
 FOCUS = "FOCUS 1.2"
 
 
-def _money(name: str, about: str, **facts: bool) -> Column:
-    return Column(name, MONEY, about, unit="BillingCurrency", summed=True, source=FOCUS, **facts)
+def _money(name: str, about: str, *, null: bool = False) -> Column:
+    return Column(name, MONEY, about, unit="BillingCurrency", null=null, summed=True, source=FOCUS)
 
 
 def _quantity(name: str, about: str, unit: str) -> Column:
@@ -35,7 +35,11 @@ CHARGES = Table(
     "one stored row of a bill on one usage day: a charge that is spread over days has a row in each",
     ("x_ChargeKey", "x_Occurrence", "x_UsageDate"),
     (
-        text("x_ChargeKey", "sha256 over all columns except costs, quantities, prices, InvoiceId and lineage", source="ledger.md 1"),
+        text(
+            "x_ChargeKey",
+            "sha256 over all columns except costs, quantities, prices, InvoiceId and lineage",
+            source="ledger.md 1",
+        ),
         number("x_Occurrence", 32, "count", "number among rows of equal key in the delivery, from 0", summed=False),
         Column("x_UsageDate", pa.date32(), "UTC day that this row is about"),
         Column("x_IsHomeDay", pa.bool_(), "true on the day of ChargePeriodStart: full amounts add up over these rows"),
@@ -61,8 +65,12 @@ CHARGES = Table(
         _time("BillingPeriodStart", "start of the billing period"),
         _focus("CapacityReservationId", "capacity reservation"),
         _focus("CapacityReservationStatus", "Used or Unused", values=("Used", "Unused")),
-        _focus("ChargeCategory", "what kind of charge", null=False,
-               values=("Usage", "Purchase", "Tax", "Credit", "Adjustment")),
+        _focus(
+            "ChargeCategory",
+            "what kind of charge",
+            null=False,
+            values=("Usage", "Purchase", "Tax", "Credit", "Adjustment"),
+        ),
         _focus("ChargeClass", "Correction of an invoiced period, else null", values=("Correction",)),
         _focus("ChargeDescription", "text of the provider"),
         _focus("ChargeFrequency", "how often it is charged", values=("One-Time", "Recurring", "Usage-Based")),
@@ -84,7 +92,11 @@ CHARGES = Table(
         _focus("InvoiceIssuerName", "who invoices"),
         _money("ListCost", "list unit price times quantity", null=True),
         _quantity("ListUnitPrice", "list unit price", "BillingCurrency per PricingUnit"),
-        _focus("PricingCategory", "Standard, Dynamic, Committed, Other", values=("Standard", "Dynamic", "Committed", "Other")),
+        _focus(
+            "PricingCategory",
+            "Standard, Dynamic, Committed, Other",
+            values=("Standard", "Dynamic", "Committed", "Other"),
+        ),
         _focus("PricingCurrency", "currency of prices"),
         _quantity("PricingCurrencyContractedUnitPrice", "contracted unit price", "PricingCurrency per PricingUnit"),
         _quantity("PricingCurrencyEffectiveCost", "EffectiveCost in PricingCurrency", "PricingCurrency"),

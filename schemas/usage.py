@@ -9,9 +9,28 @@ import pyarrow as pa
 from seedance.schema import COUNT, LABELS, PASSES, PHASES, Column, Table, instant, number, text
 
 CATEGORIES = (
-    "tax", "rounding", "commitment_purchase", "commitment_unused", "capacity_unused", "support", "credit", "adjustment",
-    "refund", "storage", "shared", "untied", "other_usage", "unobserved", "idle", "startup", "work", "checkpoint",
-    "communication", "input_stall", "unattributed_busy", "held_idle",
+    "tax",
+    "rounding",
+    "commitment_purchase",
+    "commitment_unused",
+    "capacity_unused",
+    "support",
+    "credit",
+    "adjustment",
+    "refund",
+    "storage",
+    "shared",
+    "untied",
+    "other_usage",
+    "unobserved",
+    "idle",
+    "startup",
+    "work",
+    "checkpoint",
+    "communication",
+    "input_stall",
+    "unattributed_busy",
+    "held_idle",
 )
 """The categories of ledger.md section 3, in order of precedence."""
 
@@ -75,8 +94,11 @@ DEVICE_HOURLY = Table(
         text("job_id", "job; null for idle and for processes that nobody claims", null=True),
         number("attempt", 16, "count", "restart number", null=True, summed=False),
         number("rank", 32, "count", "global rank", null=True, summed=False),
-        text("category", "what the time was; only observed time has rows, and unobserved where a reading has no utilisation",
-             values=TIME_CATEGORIES),
+        text(
+            "category",
+            "what the time was; only observed time has rows, and unobserved where a reading has no utilisation",
+            values=TIME_CATEGORIES,
+        ),
         number("ns", 64, "ns", "time; adds up over the rows of a device and hour to what was observed"),
         number("energy_mj", 64, "mJ", "energy; null when no reading gave any", null=True),
         text("evidence", "measured, interpolated or assumed", values=EVIDENCE),
@@ -86,7 +108,19 @@ DEVICE_HOURLY = Table(
 LAYER_HOURLY = Table(
     "core_usage__layer_hourly",
     "work of one job in one hour, by layer, pass, op, phase, batch size and dtype",
-    ("hour_utc", "job_id", "attempt", "instance_type", "gpu_model", "layer", "pass", "op", "phase", "batch_size", "dtype"),
+    (
+        "hour_utc",
+        "job_id",
+        "attempt",
+        "instance_type",
+        "gpu_model",
+        "layer",
+        "pass",
+        "op",
+        "phase",
+        "batch_size",
+        "dtype",
+    ),
     (
         instant("hour_utc", "start of the hour"),
         text("job_id", "job"),
@@ -99,7 +133,9 @@ LAYER_HOURLY = Table(
         text("phase", "train, prefill, decode, mixed, eval", values=PHASES),
         number("batch_size", 32, "count", "batch size", summed=False),
         text("dtype", "compute dtype"),
-        number("layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False),
+        number(
+            "layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False
+        ),
         text("category", "work or communication", values=("work", "communication")),
         Column("calls", COUNT, "calls in every unit", unit="count", min=0, summed=True),
         Column("flops", COUNT, "model FLOPs", unit="FLOP", min=0, summed=True),
@@ -108,8 +144,14 @@ LAYER_HOURLY = Table(
         Column("uncounted_calls", COUNT, "calls without a FLOP formula", unit="count", min=0, summed=True),
         number("ns", 64, "ns", "device time, after strata are scaled to all units and shares to the device's hour"),
         number("uncounted_ns", 64, "ns", "of ns, the part whose calls have no FLOP formula"),
-        number("bound_ppm", 32, "ppm", "the true share of the row in its pool's work lies within this many ppm of the pool",
-               max=1_000_000, summed=False),
+        number(
+            "bound_ppm",
+            32,
+            "ppm",
+            "the true share of the row in its pool's work lies within this many ppm of the pool",
+            max=1_000_000,
+            summed=False,
+        ),
         text("evidence", "measured, interpolated or assumed", values=EVIDENCE),
     ),
 )

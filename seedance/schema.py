@@ -80,7 +80,9 @@ class Table:
         self._by_name.update({c.name: c for c in self.columns})
         missing = [k for k in self.key if k not in self._by_name]
         if missing or len(self._by_name) != len(self.columns):
-            raise SchemaError(f"table {self.name}: key columns {missing} are not declared, or a column is declared twice")
+            raise SchemaError(
+                f"table {self.name}: key columns {missing} are not declared, or a column is declared twice"
+            )
 
     def __getitem__(self, name: str) -> Column:
         return self._by_name[name]
@@ -121,9 +123,7 @@ def conform(table: pa.Table, spec: Table, *, where: str) -> pa.Table:
     missing = [c.name for c in spec.columns if c.name not in table.column_names]
     extra = [n for n in table.column_names if n not in spec.names]
     if missing or extra:
-        problem = "; ".join(
-            [f"missing column {n}" for n in missing] + [f"unknown column {n}" for n in extra]
-        )
+        problem = "; ".join([f"missing column {n}" for n in missing] + [f"unknown column {n}" for n in extra])
         raise SchemaError(
             f"{where}: not {spec.name} version {spec.version}: {problem}. Expected {len(spec.columns)} columns, found "
             f"{len(table.column_names)}. Compare with the data dictionary.",
@@ -171,9 +171,11 @@ def _retype(values: pa.ChunkedArray, column: Column, spec: Table, where: str) ->
             return values.cast(wanted)
         except pa.ArrowInvalid as error:
             raise _refusal(spec, column, where, str(wanted), f"a {found} that does not fit ({error})", 1) from error
-    hint = " (this column is summed; a float would make the sum depend on its order)" if (
-        column.summed and pa.types.is_floating(found)
-    ) else ""
+    hint = (
+        " (this column is summed; a float would make the sum depend on its order)"
+        if (column.summed and pa.types.is_floating(found))
+        else ""
+    )
     raise _refusal(spec, column, where, f"{wanted}{hint}", str(found), len(values))
 
 
@@ -255,9 +257,18 @@ DEVICE_SAMPLES = Table(
         number("temperature_c", 16, "degrees C", "die temperature", min=-40, max=200),
         number("sm_clock_mhz", 16, "MHz", "SM clock"),
         number("memory_clock_mhz", 16, "MHz", "memory clock"),
-        number("gpu_util_ppm", 32, "ppm", "time with at least one kernel running", null=True, max=1_000_000,
-               source="NVML utilisation; not SM activity"),
-        number("sm_active_ppm", 32, "ppm", "mean share of SMs with a warp", null=True, max=1_000_000, source="DCGM 1002"),
+        number(
+            "gpu_util_ppm",
+            32,
+            "ppm",
+            "time with at least one kernel running",
+            null=True,
+            max=1_000_000,
+            source="NVML utilisation; not SM activity",
+        ),
+        number(
+            "sm_active_ppm", 32, "ppm", "mean share of SMs with a warp", null=True, max=1_000_000, source="DCGM 1002"
+        ),
         number("tensor_active_ppm", 32, "ppm", "tensor pipe active", null=True, max=1_000_000, source="DCGM 1004"),
         number("dram_active_ppm", 32, "ppm", "DRAM interface active", null=True, max=1_000_000, source="DCGM 1005"),
         number("power_mw", 32, "mW", "board power, averaged by the driver", null=True, source="NVML power usage"),
@@ -287,8 +298,14 @@ PROCESS_SAMPLES = Table(
         text("owner_source", "where the owner comes from: env, k8s, slurm, none"),
         number("attempt", 16, "count", "restart number of the job", null=True, summed=False),
         number("rank", 32, "count", "global rank", null=True, summed=False),
-        number("sm_util_ppm", 32, "ppm", "SM time of this process; null when the call is unsupported", null=True,
-               max=1_000_000),
+        number(
+            "sm_util_ppm",
+            32,
+            "ppm",
+            "SM time of this process; null when the call is unsupported",
+            null=True,
+            max=1_000_000,
+        ),
         number("mps_limit_ppm", 32, "ppm", "MPS thread limit", null=True, max=1_000_000),
         number("covered_ns", 64, "ns", "time that the reading covers, ending at sampled_at_utc"),
         number("memory_used_bytes", 64, "bytes", "device memory of the process", null=True),
@@ -305,12 +322,17 @@ OP_WINDOWS = Table(
         text("variant", "kernel or shape variant of the op; empty when there is one"),
         text("method", "how it was timed", values=METHODS),
         instant("window_start_utc", "start of the window"),
-        text("layer", "module path without wrapper segments, or (optimizer), (grad_sync), (pipeline), (graph), (model), (none)"),
+        text(
+            "layer",
+            "module path without wrapper segments, or (optimizer), (grad_sync), (pipeline), (graph), (model), (none)",
+        ),
         text("op", "op family, or held_idle, unattributed_busy for layer (none)"),
         text("pass", "fwd, bwd, recompute, optim, comm, copy; none for layer (none)", values=PASSES),
         text("phase", "train, prefill, decode, mixed, eval", values=PHASES),
         text("dtype", "compute dtype"),
-        number("layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False),
+        number(
+            "layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False
+        ),
         number("batch_size", 32, "count", "local micro-batch, or sequences rounded to the captured size", summed=False),
         number("window_ns", 64, "ns", "length of the window", summed=False),
         number("calls", 64, "count", "calls in every unit"),

@@ -63,23 +63,24 @@ def admit(lake: Lake, settings: Settings) -> list[str]:
     for entry in foreign:
         reason = f"not the name of a shard: expected {NAME}, found {_text(entry.path)}. Move it elsewhere."
         _quarantine_drop(lake, drop, entry, f"{drop.url}: {reason}", total)
-    days = {name.day.isoformat() for name, _ in named}
-    known = {ref.path for ref in lake.shards(days)} if days else set()
-    added = []
-    fresh = [(name, entry) for name, entry in named if f"raw/{name.path}" not in known]
+    known_tables = [(name, entry) for name, entry in named if name.table in TELEMETRY]
+    for name, entry in named:
+        if name.table not in TELEMETRY:
+            _quarantine_drop(lake, drop, entry, str(name_problem(name, b"")), total)
+    days = {name.day.isoformat() for name, _ in known_tables}
+    there = {ref.path for ref in lake.shards(days)} if days else set()
+    fresh = [(name, entry) for name, entry in known_tables if f"raw/{name.path}" not in there]
+    added = set()
     for (name, entry), data in zip(fresh, _read(drop, [entry.path for _, entry in fresh]), strict=True):
-        problem = name_problem(name, data)
         path = f"raw/{name.path}"
+        problem = name_problem(name, data)
         if problem is not None:
             _quarantine_drop(lake, drop, entry, problem, total)
-            if name.table not in TELEMETRY:
-                continue
             path = f"{path.removesuffix('.parquet')}{DAMAGED}{content_sha16(data)}.parquet"
-            if lake.store.exists(path):
-                continue
-        lake.store.put(path, data)
-        added.append(path)
-    return sorted(set(added))
+        if path not in added and not lake.store.exists(path):
+            lake.store.put(path, data)
+            added.add(path)
+    return sorted(added)
 
 
 def collect_day(lake: Lake, settings: Settings, day: str, *, last_day: date | None = None) -> tuple[Step, bool]:

@@ -102,11 +102,15 @@ def reconcile_days(settings: Settings, plans: Sequence[DayPlan], usage: Outcome)
     lake = open_lake(settings)
     by_day = {p.day: p for p in plans}
     return _each(
-        "reconcile", list(usage.steps), lambda day: reconcile.reconcile_day(lake, settings, by_day[day], usage.steps[day].handles)
+        "reconcile",
+        list(usage.steps),
+        lambda day: reconcile.reconcile_day(lake, settings, by_day[day], usage.steps[day].handles),
     )
 
 
-def publish_days(settings: Settings, plans: Sequence[DayPlan], collected: Outcome, usage: Outcome, ledgers: Outcome) -> Published:
+def publish_days(
+    settings: Settings, plans: Sequence[DayPlan], collected: Outcome, usage: Outcome, ledgers: Outcome
+) -> Published:
     """Reports, commit and `report/` of each settled day."""
     lake = open_lake(settings)
     by_day = {p.day: p for p in plans}
@@ -125,7 +129,9 @@ def publish_days(settings: Settings, plans: Sequence[DayPlan], collected: Outcom
     return done
 
 
-def finish(settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]) -> list[str]:
+def finish(
+    settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]
+) -> list[str]:
     """Repair `report/`, publish the bridge as of a day and the quality of each computed day; paths that were repaired."""
     lake = open_lake(settings)
     repaired = lake.repair()

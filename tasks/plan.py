@@ -26,9 +26,22 @@ from tasks.step import data_key, stage_key
 
 CAUSES = ("bill", "shard", "price", "settings", "schema", "code")
 MODULES = (
-    "tasks.core.shards", "tasks.core.usage", "tasks.core.layers", "tasks.core.ledger", "tasks.core.allocate", "tasks.core.spans",
-    "tasks.core.categories", "tasks.core.estimate", "tasks.core.second", "tasks.core.money", "tasks.core.reports",
-    "tasks.core.reconciliation", "tasks.core.focus", "tasks.core.snapshots", "tasks.core.ties", "tasks.core.units",
+    "tasks.core.shards",
+    "tasks.core.usage",
+    "tasks.core.layers",
+    "tasks.core.ledger",
+    "tasks.core.allocate",
+    "tasks.core.spans",
+    "tasks.core.categories",
+    "tasks.core.estimate",
+    "tasks.core.second",
+    "tasks.core.money",
+    "tasks.core.reports",
+    "tasks.core.reconciliation",
+    "tasks.core.focus",
+    "tasks.core.snapshots",
+    "tasks.core.ties",
+    "tasks.core.units",
 )
 READER = ("tasks.core.shards", "seedance.shard", "seedance.schema")
 SCHEMAS = tuple({**TELEMETRY, **USAGE, **BILLING, **LEDGER, **REPORTS}.values())

@@ -14,7 +14,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.billing import CHARGES
-from schemas.ledger import ADDRESSES, BRIDGE, JOB_DAILY, LAYER_DAILY, LAYERS, QUALITY, RECONCILIATION, RESOURCE_DAILY, SPANS
+from schemas.ledger import (
+    ADDRESSES,
+    BRIDGE,
+    JOB_DAILY,
+    LAYER_DAILY,
+    LAYERS,
+    QUALITY,
+    RECONCILIATION,
+    RESOURCE_DAILY,
+    SPANS,
+)
 from schemas.usage import JOB_RUNS, LAYER_HOURLY
 from seedance.canonical import canonical
 from seedance.catalogue import peak_flops
@@ -35,7 +45,9 @@ _SCHEMAS = (ADDRESSES, LAYERS, SPANS, JOB_RUNS, LAYER_HOURLY, JOB_DAILY, LAYER_D
 BRIDGE_KEY = ("x_Cloud", "BillingAccountId", "BillingPeriodStart", "BillingCurrency")
 
 
-def report_day(lake: Lake, plan: DayPlan, usage: Mapping[str, Handle], ledger: Mapping[str, Handle]) -> tuple[Step, bool]:
+def report_day(
+    lake: Lake, plan: DayPlan, usage: Mapping[str, Handle], ledger: Mapping[str, Handle]
+) -> tuple[Step, bool]:
     """The report tables of one day, as handles."""
     inputs = [h.sha256 for h in (*usage.values(), *ledger.values())]
     key = stage_key("publish", modules=_MODULES, schemas=_SCHEMAS, settings={}, inputs=inputs)
@@ -65,11 +77,18 @@ def assert_same_total(addresses: pa.Table, report: pa.Table, name: str) -> None:
     for column in ("BilledCost", "EffectiveCost", "x_EstimatedCost"):
         expected, found = (_total(t[column]) for t in (addresses, report))
         if expected != found:
-            raise LawError(f"{name}: {column} adds up to {found}, the addresses to {expected}. Nothing was published.",
-                           table=name, ledger=column, expected=expected, found=found)
+            raise LawError(
+                f"{name}: {column} adds up to {found}, the addresses to {expected}. Nothing was published.",
+                table=name,
+                ledger=column,
+                expected=expected,
+                found=found,
+            )
 
 
-def commit_day(lake: Lake, plan: DayPlan, collected: Mapping[str, Any], usage: Mapping[str, Handle], ledger: Step, reports: Step) -> Commit:
+def commit_day(
+    lake: Lake, plan: DayPlan, collected: Mapping[str, Any], usage: Mapping[str, Handle], ledger: Step, reports: Step
+) -> Commit:
     """Assert the laws on what was read back, commit, and bring `report/` to the head.
 
     Raises:
@@ -114,24 +133,37 @@ def assert_periods(charges: pa.Table, addresses: pa.Table) -> None:
     key = ["BillingAccountId", "SubAccountId", "BillingPeriodStart", "InvoiceId", "BillingCurrency"]
     billed = addresses.filter(pc.equal(addresses["x_State"], "billed"))
     have = billed.group_by(key, use_threads=False).aggregate([("BilledCost", "sum"), ("EffectiveCost", "sum")])
-    want = charges.group_by(key, use_threads=False).aggregate([("x_DayBilledCost", "sum"), ("x_DayEffectiveCost", "sum")])
+    want = charges.group_by(key, use_threads=False).aggregate(
+        [("x_DayBilledCost", "sum"), ("x_DayEffectiveCost", "sum")]
+    )
     found = {tuple(r[k] for k in key): (r["BilledCost_sum"], r["EffectiveCost_sum"]) for r in have.to_pylist()}
     for row in want.to_pylist():
         expected = (row["x_DayBilledCost_sum"], row["x_DayEffectiveCost_sum"])
         at = tuple(row[k] for k in key)
         if found.pop(at, (Decimal(0), Decimal(0))) != expected:
-            raise LawError(f"law 1 (money): account {at[0]}, period {at[2]}, invoice {at[3]}: the bill has {expected[0]} billed and "
-                           f"{expected[1]} effective {at[4]} on this day, the addresses do not. Nothing was committed.",
-                           account=at[0], expected=expected)
+            raise LawError(
+                f"law 1 (money): account {at[0]}, period {at[2]}, invoice {at[3]}: the bill has {expected[0]} billed and "
+                f"{expected[1]} effective {at[4]} on this day, the addresses do not. Nothing was committed.",
+                account=at[0],
+                expected=expected,
+            )
 
 
 def period_totals(addresses: pa.Table) -> list[dict[str, str]]:
     """Both ledgers of billed addresses per cloud, account, billing period and currency, as text; what the bridge adds up."""
     billed = addresses.filter(pc.equal(addresses["x_State"], "billed"))
-    found = billed.group_by(list(BRIDGE_KEY), use_threads=False).aggregate([("BilledCost", "sum"), ("EffectiveCost", "sum")])
+    found = billed.group_by(list(BRIDGE_KEY), use_threads=False).aggregate(
+        [("BilledCost", "sum"), ("EffectiveCost", "sum")]
+    )
     rows = [
-        {"cloud": r["x_Cloud"], "account": r["BillingAccountId"], "period": r["BillingPeriodStart"].isoformat(), "currency": r["BillingCurrency"],
-         "billed": str(r["BilledCost_sum"]), "effective": str(r["EffectiveCost_sum"])}
+        {
+            "cloud": r["x_Cloud"],
+            "account": r["BillingAccountId"],
+            "period": r["BillingPeriodStart"].isoformat(),
+            "currency": r["BillingCurrency"],
+            "billed": str(r["BilledCost_sum"]),
+            "effective": str(r["EffectiveCost_sum"]),
+        }
         for r in found.to_pylist()
     ]
     return sorted(rows, key=lambda r: (r["cloud"], r["account"], r["period"], r["currency"]))
@@ -164,7 +196,9 @@ def _stands(lake: Lake, settings: Settings, head: Commit) -> bool:
 def publish_quality(lake: Lake, day: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Replace `report_quality__runs` of a day: the checks of the newest run that computed it."""
     values = list(rows)
-    table = pa.table([pa.array([r.get(c.name) for r in values], c.type) for c in QUALITY.columns], names=list(QUALITY.names))
+    table = pa.table(
+        [pa.array([r.get(c.name) for r in values], c.type) for c in QUALITY.columns], names=list(QUALITY.names)
+    )
     lake.store.replace(f"report/{QUALITY.name}/usage_date={day}/data.parquet", parquet.to_bytes(table, QUALITY))
 
 
@@ -178,4 +212,12 @@ def _total(column: pa.ChunkedArray) -> Decimal:
     return Decimal(0) if total is None else Decimal(total)
 
 
-__all__ = ["RECONCILIATION", "assert_periods", "commit_day", "publish_bridge", "publish_quality", "record_run", "report_day"]
+__all__ = [
+    "RECONCILIATION",
+    "assert_periods",
+    "commit_day",
+    "publish_bridge",
+    "publish_quality",
+    "record_run",
+    "report_day",
+]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -23,7 +22,18 @@ from tasks.settings import Settings
 from tasks.step import run_step, stage_key
 
 _MODULES = (*MODULES, "tasks.reconcile", "tasks.witness", "seedance.catalogue")
-_SCHEMAS = (CHARGES, PRICES, DEVICE_HOURLY, LAYER_HOURLY, ATTACHMENTS, JOB_RUNS, ADDRESSES, LAYERS, SPANS, RECONCILIATION)
+_SCHEMAS = (
+    CHARGES,
+    PRICES,
+    DEVICE_HOURLY,
+    LAYER_HOURLY,
+    ATTACHMENTS,
+    JOB_RUNS,
+    ADDRESSES,
+    LAYERS,
+    SPANS,
+    RECONCILIATION,
+)
 
 
 def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> tuple[Step, bool]:
@@ -36,18 +46,25 @@ def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[
         "reconcile",
         modules=_MODULES,
         schemas=_SCHEMAS,
-        settings={"default_region": settings.default_region, "revision": plan.revision, "cause": plan.cause, "alpha": plan.alpha},
-        inputs=[plan.charges.sha256, plan.prices.sha256, *(h.sha256 for h in usage.values()),
-                *(f"{k}={v}" for k, v in plan.bill_facts["watermarks"].items())],
+        settings={
+            "default_region": settings.default_region,
+            "revision": plan.revision,
+            "cause": plan.cause,
+            "alpha": plan.alpha,
+        },
+        inputs=[
+            plan.charges.sha256,
+            plan.prices.sha256,
+            *(h.sha256 for h in usage.values()),
+            *(f"{k}={v}" for k, v in plan.bill_facts["watermarks"].items()),
+        ],
     )
     return run_step(lake, "reconcile", key, lambda: _compute(lake, settings, plan, usage))
 
 
 def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> Step:
-    day = dt.date.fromisoformat(plan.day)
-    midnight = dt.datetime.combine(day, dt.time(), dt.UTC)
     inputs = Inputs(
-        day_ns=int(midnight.timestamp()) * 1_000_000_000,
+        day=plan.day,
         charges=lake.read(plan.charges, CHARGES),
         device_hourly=lake.read(usage[DEVICE_HOURLY.name], DEVICE_HOURLY),
         layer_hourly=lake.read(usage[LAYER_HOURLY.name], LAYER_HOURLY),
@@ -63,13 +80,25 @@ def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, 
     )
     ledger = settle(inputs)
     report = witness.check(
-        charges=inputs.charges, device_hourly=inputs.device_hourly, layer_hourly=inputs.layer_hourly, attachments=inputs.attachments,
-        gpu_counts=inputs.gpu_counts, prices=inputs.prices, watermarks=inputs.watermarks, day=plan.day,
-        default_region=inputs.default_region, addresses=ledger.addresses, layers=ledger.layers, spans=ledger.spans,
+        charges=inputs.charges,
+        device_hourly=inputs.device_hourly,
+        layer_hourly=inputs.layer_hourly,
+        attachments=inputs.attachments,
+        gpu_counts=inputs.gpu_counts,
+        prices=inputs.prices,
+        watermarks=inputs.watermarks,
+        day=plan.day,
+        default_region=inputs.default_region,
+        addresses=ledger.addresses,
+        layers=ledger.layers,
+        spans=ledger.spans,
     )
     hourly = reconciliation_hourly(inputs, ledger)
     tables: list[tuple[Any, pa.Table]] = [
-        (ADDRESSES, ledger.addresses), (LAYERS, ledger.layers), (SPANS, ledger.spans), (RECONCILIATION, hourly)
+        (ADDRESSES, ledger.addresses),
+        (LAYERS, ledger.layers),
+        (SPANS, ledger.spans),
+        (RECONCILIATION, hourly),
     ]
     handles = {spec.name: lake.handle(spec, plan.day, [table]) for spec, table in tables}
     return Step(handles, _facts(inputs, ledger, hourly, report))

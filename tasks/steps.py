@@ -39,4 +39,4 @@ def _task(stage: Callable[..., Any]) -> Any:
         return await asyncio.to_thread(stage, *(a.unquote() for a in args))
 
     description = (stage.__doc__ or "").split("\n", 1)[0]
-    return task(run, name=stage.__name__, description=description, cache_policy=NO_CACHE, persist_result=False)
+    return task(name=stage.__name__, description=description, cache_policy=NO_CACHE, persist_result=False)(run)

@@ -26,7 +26,9 @@ def billed_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], 
                     total[column] = (total[column] or Decimal(0)) + Decimal(row[column])
     names = ("x_Cloud", "BillingCurrency", "x_Category")
     totals = [dict(zip(names, key, strict=True)) | sums[key] for key in sorted(sums)]
-    return totals, {day: c.body["facts"]["findings"] for day, c in sorted(commits.items()) if c.body["facts"]["findings"]}
+    return totals, {
+        day: c.body["facts"]["findings"] for day, c in sorted(commits.items()) if c.body["facts"]["findings"]
+    }
 
 
 def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Published) -> list[dict[str, Any]]:
@@ -35,38 +37,86 @@ def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Pu
     rows: list[dict[str, Any]] = []
     for stage in stages:
         facts = stage.steps[day].facts
-        common = base | {"x_Stage": stage.stage, "x_DurationMs": stage.duration_ms[day], "x_Reused": "reused" if day in stage.reused else "computed"}
+        common = base | {
+            "x_Stage": stage.stage,
+            "x_DurationMs": stage.duration_ms[day],
+            "x_Reused": "reused" if day in stage.reused else "computed",
+        }
         rows += [common | row for row in _CHECKS[stage.stage](facts)]
-    rows.append(base | {"x_Stage": "publish", "x_Check": "laws on what was read back, commit, report", "x_Outcome": "passed",
-                        "x_DurationMs": published.duration_ms[day], "x_Detail": f"revision {published.commits[day].n}"})
+    rows.append(
+        base
+        | {
+            "x_Stage": "publish",
+            "x_Check": "laws on what was read back, commit, report",
+            "x_Outcome": "passed",
+            "x_DurationMs": published.duration_ms[day],
+            "x_Detail": f"revision {published.commits[day].n}",
+        }
+    )
     return rows
 
 
 def _collect(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     share = sum(q["share_ppm"] for q in facts["quarantined"])
-    rows = [{"x_Check": "shards", "x_Outcome": "counted", "x_RowsIn": facts["rows_in"], "x_RowsOut": facts["rows_accepted"],
-             "x_RowsQuarantined": facts["rows_quarantined"], "x_QuarantinedPpm": min(share, 1_000_000),
-             "x_Detail": f"{len(facts['accepted'])} accepted, {len(facts['quarantined'])} quarantined, {len(facts['duplicates'])} duplicates"}]
+    rows = [
+        {
+            "x_Check": "shards",
+            "x_Outcome": "counted",
+            "x_RowsIn": facts["rows_in"],
+            "x_RowsOut": facts["rows_accepted"],
+            "x_RowsQuarantined": facts["rows_quarantined"],
+            "x_QuarantinedPpm": min(share, 1_000_000),
+            "x_Detail": ", ".join(f"{len(facts[k])} {k}" for k in ("accepted", "quarantined", "duplicates")),
+        }
+    ]
     return rows + [
-        {"x_Check": f"quarantine {q['path']}", "x_Outcome": "failed", "x_RowsQuarantined": q["rows"], "x_QuarantinedPpm": q["share_ppm"],
-         "x_Detail": q["reason"]}
+        {
+            "x_Check": f"quarantine {q['path']}",
+            "x_Outcome": "failed",
+            "x_RowsQuarantined": q["rows"],
+            "x_QuarantinedPpm": q["share_ppm"],
+            "x_Detail": q["reason"],
+        }
         for q in facts["quarantined"]
     ]
 
 
 def _reduce(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [{"x_Check": "time of each device and hour is within the hour", "x_Outcome": "passed",
-             "x_Detail": ", ".join(f"{k} {v}" for k, v in sorted(facts.items()) if isinstance(v, int))}]
+    return [
+        {
+            "x_Check": "time of each device and hour is within the hour",
+            "x_Outcome": "passed",
+            "x_Detail": ", ".join(f"{k} {v}" for k, v in sorted(facts.items()) if isinstance(v, int)),
+        }
+    ]
 
 
 def _reconcile(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = ", ".join(f"{k} {v}" for k, v in facts["findings"].items()) or "none"
     return [
-        {"x_Check": "law 1: addresses add up to each charge", "x_Outcome": "passed", "x_RowsIn": facts["charges"], "x_RowsOut": facts["addresses"]},
-        {"x_Check": "law 2: time adds up to billed spans", "x_Outcome": "passed", "x_RowsIn": facts["machine_hours"], "x_RowsOut": facts["spans"]},
-        {"x_Check": "witness.sql agrees", "x_Outcome": "passed", "x_Detail": ", ".join(f"{k} {v}" for k, v in facts["witness"]["rows"].items())},
+        {
+            "x_Check": "law 1: addresses add up to each charge",
+            "x_Outcome": "passed",
+            "x_RowsIn": facts["charges"],
+            "x_RowsOut": facts["addresses"],
+        },
+        {
+            "x_Check": "law 2: time adds up to billed spans",
+            "x_Outcome": "passed",
+            "x_RowsIn": facts["machine_hours"],
+            "x_RowsOut": facts["spans"],
+        },
+        {
+            "x_Check": "witness.sql agrees",
+            "x_Outcome": "passed",
+            "x_Detail": ", ".join(f"{k} {v}" for k, v in facts["witness"]["rows"].items()),
+        },
         {"x_Check": "findings", "x_Outcome": "counted", "x_Detail": found},
-        {"x_Check": "observed time on machines that nobody names", "x_Outcome": "counted", "x_Detail": f"{facts['lost_ns']} ns"},
+        {
+            "x_Check": "observed time on machines that nobody names",
+            "x_Outcome": "counted",
+            "x_Detail": f"{facts['lost_ns']} ns",
+        },
     ]
 
 
@@ -90,12 +140,20 @@ def run_facts(run: Any) -> dict[str, Any]:
 
 def artifact_rows(run: Any) -> list[dict[str, Any]]:
     """Rows of the table artifact: money by cloud and category, then billed, addressed and difference per currency."""
-    rows = [{"cloud": t["x_Cloud"], "category": t["x_Category"], "currency": t["BillingCurrency"], **_amounts(t)} for t in run.totals]
+    rows = [
+        {"cloud": t["x_Cloud"], "category": t["x_Category"], "currency": t["BillingCurrency"], **_amounts(t)}
+        for t in run.totals
+    ]
     for currency, wanted in sorted(run.billed.items()):
-        found = {c: sum((t[c] or Decimal(0) for t in run.totals if t["BillingCurrency"] == currency), Decimal(0)) for c in COLUMNS}
+        found = {
+            c: sum((t[c] or Decimal(0) for t in run.totals if t["BillingCurrency"] == currency), Decimal(0))
+            for c in COLUMNS
+        }
         gap = {c: wanted[c] - found[c] for c in COLUMNS[:2]}
-        rows += [{"cloud": "", "category": name, "currency": currency, **_amounts(values)}
-                 for name, values in (("billed", wanted), ("addressed", found), ("difference", gap))]
+        rows += [
+            {"cloud": "", "category": name, "currency": currency, **_amounts(values)}
+            for name, values in (("billed", wanted), ("addressed", found), ("difference", gap))
+        ]
     return rows
 
 
@@ -108,9 +166,13 @@ def artifact_text(run: Any) -> str:
     lines = [f"# Up to {run.last_day}", "", "| day | revision | cause | findings |", "|---|---|---|---|"]
     for day in run.days:
         found = ", ".join(f"{k} {v}" for k, v in run.findings.get(day, {}).items()) or "none"
-        lines.append(f"| {day} | {run.commits[day]} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |")
+        lines.append(
+            f"| {day} | {run.commits[day]} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |"
+        )
     lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
-    lines += [f"| {s['stage']} | {s['ms'] / 1000:.2f} | {s.get('days', '')} | {s.get('reused', '')} |" for s in run.stages]
+    lines += [
+        f"| {s['stage']} | {s['ms'] / 1000:.2f} | {s.get('days', '')} | {s.get('reused', '')} |" for s in run.stages
+    ]
     if run.deliveries:
         lines += ["", "| bill source | delivery | status | rows |", "|---|---|---|---|"]
         lines += [f"| {d['source']} | {d['name']} | {d['status']} | {d['rows']} |" for d in run.deliveries]

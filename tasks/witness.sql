@@ -1,8 +1,8 @@
 -- The second ledger: from one day's charges and usage to addresses, spans and layers, in integers, and the differences
 -- from the first ledger. Shares no code with tasks/core; knows no file and no clock. Source: ledger.md sections 1 to 4.
 --
--- In (registered by tasks/witness.py; instants are BIGINT ns UTC, money HUGEINT units of 10^-digits, quantities and
--- prices HUGEINT units of 1e-12): settings_in, charges_in, device_in, layer_in, attach_in, counts_in, prices_in,
+-- In (registered by tasks/witness.py; instants are BIGINT ns UTC, money whole units of 10^-digits, quantities and prices
+-- whole units of 1e-12, both as DECIMAL(38, 0)): settings_in, charges_in, device_in, layer_in, attach_in, counts_in, prices_in,
 -- marks_in; the ledger under test in addresses_in, layers_in, spans_in.
 -- Out: w_addresses, w_spans, w_layers, d_addresses, d_spans, d_layers, w_totals.
 -- HUGEINT arithmetic raises on overflow; // cuts toward zero, so it only ever sees amounts without their sign.
@@ -66,7 +66,12 @@ CREATE TEMP TABLE running AS
 
 CREATE TEMP TABLE charge AS
     WITH today AS (
-        SELECT c.*, s.day_ns, s.day_ns + 86400000000000 AS next_ns,
+        -- HUGEINT from here on: // on a decimal is no integer division
+        SELECT c.* REPLACE (x_DayBilledCost::HUGEINT AS x_DayBilledCost, x_DayEffectiveCost::HUGEINT AS x_DayEffectiveCost,
+                            x_DayListCost::HUGEINT AS x_DayListCost, BilledCost::HUGEINT AS BilledCost,
+                            EffectiveCost::HUGEINT AS EffectiveCost, ListCost::HUGEINT AS ListCost,
+                            ConsumedQuantity::HUGEINT AS ConsumedQuantity, PricingQuantity::HUGEINT AS PricingQuantity),
+            s.day_ns, s.day_ns + 86400000000000 AS next_ns,
             CASE WHEN ChargeCategory = 'Tax' THEN 'tax'
                  WHEN x_Class = 'rounding' THEN 'rounding'
                  WHEN ChargeCategory = 'Purchase'
@@ -309,7 +314,7 @@ CREATE TEMP TABLE vector AS
 -- Without a price there is no estimate.
 CREATE TEMP TABLE claim AS
     WITH priced AS (
-        SELECT x_Cloud AS cloud, SkuId AS itype, RegionId AS region, ListUnitPrice AS price, BillingCurrency AS currency,
+        SELECT x_Cloud AS cloud, SkuId AS itype, RegionId AS region, ListUnitPrice::HUGEINT AS price, BillingCurrency AS currency,
                row_number() OVER (
                    PARTITION BY x_Cloud, SkuId, RegionId
                    ORDER BY CASE WHEN NOT regexp_matches(x_AsOf, '^[0-9]{4}') THEN 1
@@ -437,7 +442,10 @@ CREATE TEMP TABLE d_addresses AS
            sum(x) FILTER (side) AS x_EstimatedCost, sum(x) FILTER (NOT side) AS x_EstimatedCost_ledger
     FROM (SELECT true AS side, x_ChargeKey, x_Occurrence, x_HourUtc, x_MachineId, x_DeviceId, x_JobId, x_Attempt, x_Rank,
                  x_Category, BilledCost AS b, EffectiveCost AS e, ListCost AS l, x_EstimatedCost AS x FROM w_addresses
-          UNION ALL SELECT false, * FROM addresses_in)
+          UNION ALL
+          SELECT false, * REPLACE (BilledCost::HUGEINT AS BilledCost, EffectiveCost::HUGEINT AS EffectiveCost,
+                                   ListCost::HUGEINT AS ListCost, x_EstimatedCost::HUGEINT AS x_EstimatedCost)
+          FROM addresses_in)
     GROUP BY ALL
     HAVING count(*) FILTER (side) <> 1 OR count(*) FILTER (NOT side) <> 1
         OR sum(b) FILTER (side) IS DISTINCT FROM sum(b) FILTER (NOT side)
@@ -459,7 +467,10 @@ CREATE TEMP TABLE d_layers AS
            sum(e) FILTER (side) AS EffectiveCost, sum(e) FILTER (NOT side) AS EffectiveCost_ledger,
            sum(x) FILTER (side) AS x_EstimatedCost, sum(x) FILTER (NOT side) AS x_EstimatedCost_ledger
     FROM (SELECT true AS side, * RENAME (BilledCost AS b, EffectiveCost AS e, x_EstimatedCost AS x) FROM w_layers
-          UNION ALL SELECT false, * FROM layers_in)
+          UNION ALL
+          SELECT false, * REPLACE (BilledCost::HUGEINT AS BilledCost, EffectiveCost::HUGEINT AS EffectiveCost,
+                                   x_EstimatedCost::HUGEINT AS x_EstimatedCost)
+          FROM layers_in)
     GROUP BY ALL
     HAVING count(*) FILTER (side) <> 1 OR count(*) FILTER (NOT side) <> 1
         OR sum(b) FILTER (side) IS DISTINCT FROM sum(b) FILTER (NOT side)

@@ -32,16 +32,32 @@ def build(spec: Table, rows: list[dict[str, Any]], **defaults: Any) -> pa.Table:
     return conform(pa.table(columns, names=list(spec.names)), spec, where="test")
 
 
-def charge(key: str, billed: str, effective: str | None = None, *, start: dt.datetime = DAY, hours: float = 1, **facts: Any) -> dict[str, Any]:
+def charge(
+    key: str, billed: str, effective: str | None = None, *, start: dt.datetime = DAY, hours: float = 1, **facts: Any
+) -> dict[str, Any]:
     """One charge row of one day; amounts as text."""
     end = start + dt.timedelta(hours=hours)
     amounts = {"BilledCost": Decimal(billed), "EffectiveCost": Decimal(effective if effective is not None else billed)}
     row = {
-        "x_ChargeKey": key, "x_Occurrence": 0, "x_UsageDate": start.date(), "x_IsHomeDay": True, "x_Cloud": "aws", "x_Source": "test",
-        "x_Class": "other", "BillingAccountId": "111122223333", "BillingCurrency": "USD", "ChargeCategory": "Usage",
-        "ChargeFrequency": "Usage-Based", "ChargePeriodStart": start, "ChargePeriodEnd": end, "BillingPeriodStart": DAY,
-        "BillingPeriodEnd": DAY.replace(month=11), "ServiceName": "Amazon Elastic Compute Cloud", **amounts,
-        "x_DayBilledCost": amounts["BilledCost"], "x_DayEffectiveCost": amounts["EffectiveCost"],
+        "x_ChargeKey": key,
+        "x_Occurrence": 0,
+        "x_UsageDate": start.date(),
+        "x_IsHomeDay": True,
+        "x_Cloud": "aws",
+        "x_Source": "test",
+        "x_Class": "other",
+        "BillingAccountId": "111122223333",
+        "BillingCurrency": "USD",
+        "ChargeCategory": "Usage",
+        "ChargeFrequency": "Usage-Based",
+        "ChargePeriodStart": start,
+        "ChargePeriodEnd": end,
+        "BillingPeriodStart": DAY,
+        "BillingPeriodEnd": DAY.replace(month=11),
+        "ServiceName": "Amazon Elastic Compute Cloud",
+        **amounts,
+        "x_DayBilledCost": amounts["BilledCost"],
+        "x_DayEffectiveCost": amounts["EffectiveCost"],
     }
     return row | facts
 
@@ -51,12 +67,28 @@ def charges(*rows: dict[str, Any]) -> pa.Table:
     return build(CHARGES, list(rows))
 
 
-def device(hour: dt.datetime, category: str, seconds: float, *, device: str = "GPU-0", job: str | None = None, machine: str = "i-1",
-           **facts: Any) -> dict[str, Any]:
+def device(
+    hour: dt.datetime,
+    category: str,
+    seconds: float,
+    *,
+    device: str = "GPU-0",
+    job: str | None = None,
+    machine: str = "i-1",
+    **facts: Any,
+) -> dict[str, Any]:
     """One row of core_usage__device_hourly."""
     row = {
-        "hour_utc": hour, "cloud": "aws", "instance_id": machine, "node": "n-" + machine, "device_uuid": device, "job_id": job,
-        "attempt": None if job is None else 0, "rank": None if job is None else 0, "category": category, "ns": round(seconds * SECOND),
+        "hour_utc": hour,
+        "cloud": "aws",
+        "instance_id": machine,
+        "node": "n-" + machine,
+        "device_uuid": device,
+        "job_id": job,
+        "attempt": None if job is None else 0,
+        "rank": None if job is None else 0,
+        "category": category,
+        "ns": round(seconds * SECOND),
         "evidence": "measured",
     }
     return row | facts
@@ -70,9 +102,26 @@ def devices(*rows: dict[str, Any]) -> pa.Table:
 def layer(hour: dt.datetime, job: str, name: str, seconds: float, **facts: Any) -> dict[str, Any]:
     """One row of core_usage__layer_hourly."""
     row = {
-        "hour_utc": hour, "job_id": job, "attempt": 0, "layer": name, "pass": "fwd", "op": "matmul", "phase": "train", "batch_size": 8,
-        "dtype": "bf16", "layer_index": 0, "category": "work", "calls": 1, "flops": 10**12, "hw_flops": 10**12, "bytes_ideal": 10**9,
-        "uncounted_calls": 0, "ns": round(seconds * SECOND), "uncounted_ns": 0, "bound_ppm": 0, "evidence": "measured",
+        "hour_utc": hour,
+        "job_id": job,
+        "attempt": 0,
+        "layer": name,
+        "pass": "fwd",
+        "op": "matmul",
+        "phase": "train",
+        "batch_size": 8,
+        "dtype": "bf16",
+        "layer_index": 0,
+        "category": "work",
+        "calls": 1,
+        "flops": 10**12,
+        "hw_flops": 10**12,
+        "bytes_ideal": 10**9,
+        "uncounted_calls": 0,
+        "ns": round(seconds * SECOND),
+        "uncounted_ns": 0,
+        "bound_ppm": 0,
+        "evidence": "measured",
     }
     return row | facts
 
@@ -90,8 +139,19 @@ def attachments(*rows: tuple[dt.datetime, str, str]) -> pa.Table:
 def jobs(*names: str) -> pa.Table:
     """core_jobs__runs of jobs that nothing more is known of."""
     rows = [
-        {"job_id": n, "attempt": 0, "team": f"team-{n}", "first_seen_utc": DAY, "last_seen_utc": DAY, "ranks_seen": 1, "units": 10,
-         "samples": 80, "tokens_in": 0, "tokens_out": 0, "requests": 0}
+        {
+            "job_id": n,
+            "attempt": 0,
+            "team": f"team-{n}",
+            "first_seen_utc": DAY,
+            "last_seen_utc": DAY,
+            "ranks_seen": 1,
+            "units": 10,
+            "samples": 80,
+            "tokens_in": 0,
+            "tokens_out": 0,
+            "requests": 0,
+        }
         for n in names
     ]
     return build(JOB_RUNS, rows)

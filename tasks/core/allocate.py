@@ -15,12 +15,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tasks.core import money
-from tasks.core.categories import TIED_DEPENDANT, TIED_MACHINE, Labels, machine_keys
+from tasks.core.categories import TIED_DEPENDANT, TIED_MACHINE, Labels, machine_keys, object_keys
 from tasks.core.money import Ints
 from tasks.core.spans import DAY_NS, HOUR_NS, MachineHours, quantity_ns, spread_quantity
 
 LEDGERS = ("BilledCost", "EffectiveCost", "ListCost")
 Index = npt.NDArray[np.int64]
+_SCALE = 10**money.DIGITS
 
 
 @dataclass
@@ -65,6 +66,15 @@ class Periods:
         end = np.asarray(charges["ChargePeriodEnd"].cast(pa.int64())) - day_ns
         return cls(start, end, np.maximum(start, 0), np.minimum(end, DAY_NS))
 
+    def inside(self, at: int) -> bool:
+        """Whether the whole charge lies within the day."""
+        return bool(self.low[at] == self.start[at] and self.high[at] == self.end[at])
+
+    def share(self, quantity: int, at: int) -> int:
+        """The day's part of a quantity of the whole charge, by the running floor of ledger.md 4.4."""
+        start, length = int(self.start[at]), int(self.end[at] - self.start[at])
+        return quantity * (int(self.high[at]) - start) // length - quantity * (int(self.low[at]) - start) // length
+
     def hours(self, rows: Index) -> tuple[Index, Index, Index, Index]:
         """Every (row, hour) that the rows touch, with the first and last ns of the overlap."""
         first = self.low[rows] // HOUR_NS
@@ -88,14 +98,44 @@ def hour_parts(charges: pa.Table, labels: Labels, day_ns: int, hours: MachineHou
     periods = Periods.of(charges, day_ns)
     amounts = day_amounts(charges)
     rows = np.arange(len(charges))
-    whole = labels.whole
+    whole = labels.whole | (periods.high <= periods.low)
     tied = labels.category == TIED_MACHINE
-    found = [_at_start(rows[whole], periods, amounts)]
-    found.append(_by_formula(charges, rows[~whole & ~tied], periods))
-    machine_rows, other_rows = rows[~whole & tied & labels.spans], rows[~whole & tied & ~labels.spans]
-    found.append(_by_running_time(charges, machine_rows, periods, amounts, hours))
-    found.append(_by_capacity(other_rows, periods, amounts))
+    _note_machines(charges, rows[labels.touches], whole, periods, hours)
+    found = [
+        _at_start(rows[whole & ~labels.plain], periods, amounts),
+        _by_formula(charges, rows[~whole & ~tied], periods),
+        _by_running_time(charges, rows[labels.plain], whole, labels.spans, periods, amounts, hours),
+        _by_capacity(rows[~whole & tied & ~labels.plain], periods, amounts),
+    ]
     return joined([p for p in found if len(p.row)] or found)
+
+
+def _note_machines(
+    charges: pa.Table, rows: Index, whole: npt.NDArray[np.bool_], periods: Periods, hours: MachineHours
+) -> None:
+    """Hours that a machine's usage rows touch, and the instance type that they state there."""
+    row, hour, _, _ = _hours(rows, whole, periods)
+    keys, kinds = machine_keys(charges).to_pylist(), charges["x_InstanceType"].to_pylist()
+    stated: dict[int, str] = {}
+    for at, h in zip(row.tolist(), hour.tolist(), strict=True):
+        number = hours.slot(keys[at], h)
+        hours.slots[number].touched = True
+        if kinds[at] is not None:
+            stated[number] = min(kinds[at], stated.get(number, kinds[at]))
+    for number, kind in stated.items():
+        hours.slots[number].instance_type = kind
+
+
+def _hours(rows: Index, whole: npt.NDArray[np.bool_], periods: Periods) -> tuple[Index, Index, Index, Index]:
+    """Every (row, hour) with the overlap's first and last ns, by row; a charge that books whole has the hour it starts in."""
+    booked = rows[whole[rows]]
+    hour = np.clip(periods.start[booked] // HOUR_NS, 0, 23)
+    begin = np.maximum(periods.low[booked], hour * HOUR_NS)
+    end = np.maximum(begin, np.minimum(periods.high[booked], (hour + 1) * HOUR_NS))
+    spread = periods.hours(rows[~whole[rows]])
+    columns = [np.concatenate(pair) for pair in zip((booked, hour, begin, end), spread, strict=True)]
+    order = np.lexsort((columns[1], columns[0]))
+    return columns[0][order], columns[1][order], columns[2][order], columns[3][order]
 
 
 def _at_start(rows: Index, periods: Periods, amounts: Mapping[str, Ints]) -> Parts:
@@ -123,53 +163,79 @@ def _weighted(rows: Index, row: Index, hour: Index, weight: Index, amounts: Mapp
     """Day amounts of rows over their hours by weight; all weights zero: the first hour."""
     if not len(rows):
         return Parts(row, hour, {k: v[row] for k, v in amounts.items()})
-    start = np.append(np.nonzero(np.append(True, row[1:] != row[:-1]))[0], len(row))
+    start = _starts(row)
     empty = np.add.reduceat(weight, start[:-1]) == 0
     weight = weight.copy()
     weight[start[:-1][empty]] = 1
     return Parts(row, hour, {k: money.apportion(v[rows], start, weight) for k, v in amounts.items()})
 
 
-def _by_running_time(charges: pa.Table, rows: Index, periods: Periods, amounts: Mapping[str, Ints], hours: MachineHours) -> Parts:
-    """Machine rows: ns of each row and hour, summed by meter into the billed span of the machine-hour."""
-    row, hour, begin, end = periods.hours(rows)
-    facts = charges.select(["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter", "x_InstanceType"])
-    facts = facts.append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
-    start = np.append(np.nonzero(np.append(True, row[1:] != row[:-1]))[0], len(row)) if len(row) else np.zeros(1, np.int64)
+def _by_running_time(
+    charges: pa.Table,
+    rows: Index,
+    whole: npt.NDArray[np.bool_],
+    spans: npt.NDArray[np.bool_],
+    periods: Periods,
+    amounts: Mapping[str, Ints],
+    hours: MachineHours,
+) -> Parts:
+    """Plain usage of machines: ns of each row and hour; a machine's own rows summed by meter into its billed spans."""
+    row, hour, begin, end = _hours(rows, whole, periods)
+    columns = ["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter"]
+    facts = charges.select(columns).append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
+    start = _starts(row)
     weight = np.zeros(len(row), np.int64)
     meters: dict[int, dict[str, int]] = {}
-    scale = 10**money.DIGITS
     for place, fact in enumerate(facts):
-        span = range(int(start[place]), int(start[place + 1]))
+        at, span = int(rows[place]), range(int(start[place]), int(start[place + 1]))
         numbers = [hours.slot(fact["key"], int(hour[i])) for i in span]
         capacity = [int(end[i] - begin[i]) for i in span]
-        exact, _ = quantity_ns(fact, sum(capacity))
-        if len(span) == 1:
-            shares = [exact]
-            weight[span[0]] = 1
-        else:
-            at = int(rows[place])
-            total, length = money.half_even(exact, scale), int(periods.end[at] - periods.start[at])
-            low, high = int(periods.low[at] - periods.start[at]), int(periods.high[at] - periods.start[at])
-            quantity = total * high // length - total * low // length
-            ns = spread_quantity(quantity, [hours.slots[n].running_ns for n in numbers], capacity)
-            weight[list(span)] = ns
-            shares = [n * scale for n in ns]
-        for number, share in zip(numbers, shares, strict=True):
-            by_meter = meters.setdefault(number, {})
-            meter = fact["SkuMeter"] or ""
-            by_meter[meter] = by_meter.get(meter, 0) + share
-            kind, slot = fact["x_InstanceType"], hours.slots[number]
-            billed_before = slot.billed_ns is not None
-            if kind is not None and (not billed_before or slot.instance_type is None or kind < slot.instance_type):
-                slot.instance_type = kind
-            slot.billed_ns = 0
+        running = [hours.slots[n].running_ns for n in numbers]
+        shares = _row_ns(fact, running, capacity, None if whole[at] else periods, at)
+        if len(span) > 1:
+            weight[list(span)] = [s // _SCALE for s in shares]
+        if spans[at]:
+            for number, share in zip(numbers, shares, strict=True):
+                meter = meters.setdefault(number, {})
+                name = fact["SkuMeter"] or ""
+                meter[name] = meter.get(name, 0) + share
     for number, by_meter in meters.items():
-        spans = {money.half_even(exact, scale) for exact in by_meter.values()}
-        hours.slots[number].billed_ns = max(spans)
-        if len(spans) > 1:
+        found = {money.half_even(max(exact, 0), _SCALE) for exact in by_meter.values()}
+        hours.slots[number].billed_ns = max(found)
+        if len(found) > 1:
             hours.slots[number].findings.add("meters_disagree")
     return _weighted(rows, row, hour, weight, amounts)
+
+
+def _row_ns(
+    fact: Mapping[str, object], running: list[int], capacity: list[int], periods: Periods | None, at: int
+) -> list[int]:
+    """ns of one row in each of its hours, in units of 1e-12 ns: exact within one hour, whole ns where it is spread.
+
+    Args:
+        fact: quantities and units of the row.
+        running: observed running ns of each hour.
+        capacity: ns of each hour that the charge covers.
+        periods: charge periods; None for a row that books whole.
+        at: number of the row.
+    """
+    stated = quantity_ns(fact)
+    if stated is None:
+        quantity = sum(capacity)
+    elif periods is None or (len(capacity) == 1 and periods.inside(at)):
+        return [stated]
+    else:
+        quantity = periods.share(money.half_even(max(stated, 0), _SCALE), at)
+    if len(capacity) == 1:
+        return [quantity * _SCALE]
+    return [n * _SCALE for n in spread_quantity(quantity, running, capacity)]
+
+
+def _starts(row: Index) -> Index:
+    """First place of each run of equal rows, and the end."""
+    if not len(row):
+        return np.zeros(1, np.int64)
+    return np.append(np.nonzero(np.append(True, row[1:] != row[:-1]))[0], len(row))
 
 
 @dataclass(frozen=True)
@@ -183,15 +249,17 @@ class Addressed:
     amounts: dict[str, Ints]
 
 
-def tie_slots(charges: pa.Table, parts: Parts, labels: Labels, hours: MachineHours, attached: Mapping[tuple[str, int], list[str]]) -> list[list[int]]:
+def tie_slots(
+    charges: pa.Table, parts: Parts, labels: Labels, hours: MachineHours, attached: Mapping[tuple[str, int], list[str]]
+) -> list[list[int]]:
     """Slots whose time shares out each part: a machine's own, those of the machines that a dependant is attached to, or none.
 
     Args:
-        attached: machines (`cloud|instance`) by (object id, hour).
+        attached: machines (`cloud|instance`) by (`cloud|object`, hour).
     """
     keys = machine_keys(charges).take(pa.array(np.unique(parts.row))).to_pylist()
     of_row = dict(zip(np.unique(parts.row).tolist(), keys, strict=True))
-    objects = charges["x_DependantId"].to_pylist() if TIED_DEPENDANT in labels.category else []
+    objects = object_keys(charges).to_pylist() if TIED_DEPENDANT in labels.category else []
     slots: list[list[int]] = []
     for row, hour in zip(parts.row.tolist(), parts.hour.tolist(), strict=True):
         category = labels.category[row]
@@ -220,7 +288,9 @@ def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector:
     if len(one):
         number = np.array([slots[i][0] for i in one], np.int64)
         count = first[number + 1] - first[number]
-        place = np.repeat(first[number], count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        place = (
+            np.repeat(first[number], count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
+        )
         pieces.append((np.repeat(one, count), place))
     for i in np.nonzero(~alone & ~single)[0].tolist():
         rows = np.concatenate([np.arange(first[n], first[n + 1]) for n in sorted(slots[i])])
@@ -228,7 +298,11 @@ def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector:
         pieces.append((np.full(len(rows), i), rows[order]))
     part = np.concatenate([p for p, _ in pieces]) if pieces else np.zeros(0, np.int64)
     place = np.concatenate([r for _, r in pieces]) if pieces else np.zeros(0, np.int64)
-    start = np.append(np.nonzero(np.append(True, part[1:] != part[:-1]))[0], len(part)) if len(part) else np.zeros(1, np.int64)
+    start = (
+        np.append(np.nonzero(np.append(True, part[1:] != part[:-1]))[0], len(part))
+        if len(part)
+        else np.zeros(1, np.int64)
+    )
     weight = np.asarray(vector["ns"])[place]
     if len(part):
         weight[start[:-1][np.add.reduceat(weight, start[:-1]) == 0]] = 1

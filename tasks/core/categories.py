@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from tasks.core import money
 
+DAY_NS = 24 * 3_600_000_000_000
 TIED_MACHINE = "(machine)"
 TIED_DEPENDANT = "(dependant)"
 """Labels of charges whose money follows a machine's time; their category is decided per nanosecond."""
@@ -28,12 +29,16 @@ class Labels:
 
     Args:
         category: shape (n,), a category name, or TIED_MACHINE, TIED_DEPENDANT.
-        spans: shape (n,), true for the rows whose quantity is the billed span of a machine-hour (ledger.md 4.6).
+        plain: shape (n,), true for tied usage that is neither negative nor a correction: it follows running time.
+        spans: shape (n,), of these the machine's own rows: their quantity is the billed span of a machine-hour (ledger.md 4.6).
+        touches: shape (n,), every usage row of a machine: an hour that one touches has been billed.
         whole: shape (n,), true for charges that book whole at ChargePeriodStart (ledger.md 4.3, 4.4).
     """
 
     category: npt.NDArray[np.object_]
+    plain: Mask
     spans: Mask
+    touches: Mask
     whole: Mask
 
 
@@ -47,13 +52,18 @@ def machine_keys(charges: pa.Table) -> pa.ChunkedArray:
     return pc.binary_join_element_wise(charges["x_Cloud"], charges["x_MachineId"], "|")
 
 
+def object_keys(charges: pa.Table) -> pa.ChunkedArray:
+    """`cloud|object` of each charge that names a volume or an address; null for every other."""
+    return pc.binary_join_element_wise(charges["x_Cloud"], charges["x_DependantId"], "|")
+
+
 def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
     """Label every charge.
 
     Args:
         charges: rows of core_billing__charges of one usage day.
         machines: `cloud|instance` of every machine known that day, from telemetry; the machine rows of the bill are added here.
-        attached: ids of volumes and addresses that telemetry saw on an instance that day.
+        attached: `cloud|id` of volumes and addresses that telemetry saw on an instance that day.
 
     Source: ledger.md section 3; PricingCategory and the statuses as FOCUS 1.2 defines them.
     """
@@ -68,17 +78,20 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
     billed, _ = money.to_units(charges["BilledCost"])
     effective, _ = money.to_units(charges["EffectiveCost"])
     negative = np.asarray((billed < 0) | (effective < 0), bool)
-    commitment = np.asarray(charges["CommitmentDiscountId"].is_valid()) | np.asarray(charges["CapacityReservationId"].is_valid())
+    commitment = np.asarray(charges["CommitmentDiscountId"].is_valid()) | np.asarray(
+        charges["CapacityReservationId"].is_valid()
+    )
     unused_box = np.asarray(pc.fill_null(pc.match_substring_regex(charges["x_UsageType"], "Unused(Box|Ded)"), False))
     unused = equals(charges["CommitmentDiscountStatus"], "Unused")
     capacity_unused = equals(charges["CapacityReservationStatus"], "Unused") | unused_box
 
     keys = machine_keys(charges)
-    known = pa.concat_arrays([machines.cast(pa.string()), keys.filter(pa.array(of_class("machine"))).combine_chunks().cast(pa.string())])
-    names_machine = np.asarray(pc.and_(keys.is_valid(), pc.is_in(keys, value_set=known)))
-    names_attached = np.asarray(
-        pc.and_(charges["x_DependantId"].is_valid(), pc.is_in(charges["x_DependantId"], value_set=attached))
+    known = pa.concat_arrays(
+        [machines.cast(pa.string()), keys.filter(pa.array(of_class("machine"))).combine_chunks().cast(pa.string())]
     )
+    names_machine = np.asarray(pc.and_(keys.is_valid(), pc.is_in(keys, value_set=known)))
+    objects = object_keys(charges)
+    names_attached = np.asarray(pc.and_(objects.is_valid(), pc.is_in(objects, value_set=attached)))
     rules: list[tuple[Mask, str]] = [
         (equals(charges["ChargeCategory"], "Tax"), "tax"),
         (of_class("rounding"), "rounding"),
@@ -98,8 +111,14 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
     category = np.full(len(charges), "other_usage", object)
     for mask, name in reversed(rules):
         category[mask] = name
-    correction = np.asarray(charges["ChargeClass"].is_valid())
-    spans = (category == TIED_MACHINE) & of_class("machine") & usage & ~correction & ~negative
-    length = np.asarray(charges["ChargePeriodEnd"].cast(pa.int64())) - np.asarray(charges["ChargePeriodStart"].cast(pa.int64()))
-    long = (length > 24 * 3_600_000_000_000) & ~of_class("machine") & ~of_class("dependant")
-    return Labels(category, spans & usage_based, ~usage_based | long)
+    start, end = (np.asarray(charges[name].cast(pa.int64())) for name in ("ChargePeriodStart", "ChargePeriodEnd"))
+    tied = category == TIED_MACHINE
+    long = (end - start > DAY_NS) & ~of_class("machine") & ~of_class("dependant") & ~tied
+    plain = tied & usage & ~negative & ~np.asarray(charges["ChargeClass"].is_valid())
+    return Labels(
+        category=category,
+        plain=plain,
+        spans=plain & of_class("machine"),
+        touches=usage & of_class("machine") & np.asarray(keys.is_valid()),
+        whole=~usage_based | long | (end <= start),
+    )

@@ -15,6 +15,7 @@ import pyarrow as pa
 from tasks.core import money
 from tasks.core.categories import equals, machine_keys
 from tasks.core.spans import HOUR_NS, MachineHours
+from tasks.core.units import time_unit_ns
 
 ALPHA_ONE = 10**money.DIGITS
 """Calibration factor 1, in units of 1e-12."""
@@ -22,9 +23,10 @@ ALPHA_ONE = 10**money.DIGITS
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the day's bill says of one machine: accounts, services and regions of its rows."""
+    """What the day's bill says of one machine: accounts and services of its rows, instance type, region, currency."""
 
     accounts: frozenset[tuple[str, str | None, str | None]]
+    instance_type: str | None
     region: str | None
     currency: str | None
 
@@ -45,7 +47,7 @@ class Estimate:
 def machine_facts(charges: pa.Table) -> dict[str, MachineFacts]:
     """Facts of each machine that a machine row of the day names, by `cloud|instance`."""
     rows = charges.filter(pa.array(equals(charges["x_Class"], "machine")))
-    columns = ("BillingAccountId", "SubAccountId", "ServiceName", "RegionId", "BillingCurrency")
+    columns = ("BillingAccountId", "SubAccountId", "ServiceName", "RegionId", "BillingCurrency", "x_InstanceType")
     facts: dict[str, MachineFacts] = {}
     gathered: dict[str, list[tuple[str | None, ...]]] = {}
     values = [rows[c].to_pylist() for c in columns]
@@ -53,15 +55,15 @@ def machine_facts(charges: pa.Table) -> dict[str, MachineFacts]:
         if key is not None:
             gathered.setdefault(key, []).append(tuple(row))
     for key, found in gathered.items():
-        regions = sorted({r[3] for r in found if r[3] is not None})
-        currencies = sorted({r[4] for r in found if r[4] is not None})
-        facts[key] = MachineFacts(
-            frozenset((str(r[0]), r[1], r[2]) for r in found), regions[0] if regions else None, currencies[0] if currencies else None
-        )
+        region, currency, kind = (min((r[i] for r in found if r[i] is not None), default=None) for i in (3, 4, 5))
+        accounts = frozenset((str(r[0]), r[1], r[2]) for r in found)
+        facts[key] = MachineFacts(accounts, kind, region, currency)
     return facts
 
 
-def watermark_of(machine: str, facts: Mapping[str, MachineFacts], watermarks: Mapping[str, int], services: Mapping[str, set[str]]) -> int | None:
+def watermark_of(
+    machine: str, facts: Mapping[str, MachineFacts], watermarks: Mapping[str, int], services: Mapping[str, set[str]]
+) -> int | None:
     """Instant up to which the bill of a machine is there; None when its cloud has no bill.
 
     Of a machine that the bill names: the least watermark of its accounts and services. Of any other: the least of the
@@ -89,21 +91,30 @@ def machine_services(charges: pa.Table) -> dict[str, set[str]]:
 
 
 class PriceBook:
-    """List prices per hour by cloud, instance type and region; the newest of several."""
+    """List prices per hour by cloud, instance type and region.
 
-    def __init__(self, prices: pa.Table, default_region: str) -> None:
+    Of several the latest dated at or before the day, else the undated one, else the earliest of later ones.
+    """
+
+    def __init__(self, prices: pa.Table, default_region: str, day: str) -> None:
         self._default = default_region
-        self._prices: dict[tuple[str, str, str], tuple[str, Decimal, str]] = {}
-        for row in prices.filter(pa.array(equals(prices["PricingCategory"], "Standard"))).to_pylist():
-            key = (row["x_Cloud"], row["SkuId"], row["RegionId"])
-            entry = (row["x_AsOf"], row["ListUnitPrice"], row["BillingCurrency"])
-            if key not in self._prices or entry > self._prices[key]:
-                self._prices[key] = entry
+        self._prices: dict[tuple[str, str, str], tuple[Decimal, str]] = {}
+        hourly = [
+            r
+            for r in prices.to_pylist()
+            if r["PricingCategory"] == "Standard" and time_unit_ns(r["PricingUnit"]) == HOUR_NS
+        ]
+        hourly.sort(key=lambda r: str(r["BillingCurrency"]), reverse=True)
+        dated = [r for r in hourly if r["x_AsOf"][:4].isdigit()]
+        later = sorted((r for r in dated if r["x_AsOf"] > day), key=lambda r: str(r["x_AsOf"]), reverse=True)
+        before = sorted((r for r in dated if r["x_AsOf"] <= day), key=lambda r: str(r["x_AsOf"]))
+        undated = [r for r in hourly if not r["x_AsOf"][:4].isdigit()]
+        for row in (*later, *undated, *before):  # the last one stands
+            self._prices[row["x_Cloud"], row["SkuId"], row["RegionId"]] = (row["ListUnitPrice"], row["BillingCurrency"])
 
     def per_hour(self, cloud: str, instance_type: str | None, region: str | None) -> tuple[Decimal, str] | None:
         """Price of one machine-hour and its currency; None when the catalogue has none for that type and region."""
-        found = self._prices.get((cloud, instance_type or "", region or self._default))
-        return (found[1], found[2]) if found else None
+        return self._prices.get((cloud, instance_type or "", region or self._default))
 
 
 def list_units(price: Decimal, span_ns: int) -> int:
@@ -111,15 +122,22 @@ def list_units(price: Decimal, span_ns: int) -> int:
     return money.half_even(money.units(price) * span_ns, HOUR_NS)
 
 
-def estimates(hours: MachineHours, day_ns: int, facts: Mapping[str, MachineFacts], services: Mapping[str, set[str]],
-              watermarks: Mapping[str, int], prices: PriceBook, alpha: int) -> list[Estimate]:
+def estimates(
+    hours: MachineHours,
+    day_ns: int,
+    facts: Mapping[str, MachineFacts],
+    services: Mapping[str, set[str]],
+    watermarks: Mapping[str, int],
+    prices: PriceBook,
+    alpha: int,
+) -> list[Estimate]:
     """An estimate for every observed slot that no usage row of a bill touches, in slot order.
 
     Slots before the watermark are not provisional: they were observed and not billed, a finding, and have no address.
     """
     found = []
     for number, slot in enumerate(hours.slots):
-        if slot.billed_ns is not None or not slot.devices:
+        if slot.touched or not slot.devices:
             continue
         mark = watermark_of(slot.machine, facts, watermarks, services)
         provisional = mark is None or day_ns + slot.hour * HOUR_NS >= mark
@@ -128,8 +146,17 @@ def estimates(hours: MachineHours, day_ns: int, facts: Mapping[str, MachineFacts
         price = prices.per_hour(cloud, slot.instance_type, known.region if known else None)
         listed = None if price is None else list_units(price[0], slot.running_ns)
         after = None if listed is None else money.half_even(listed * alpha, ALPHA_ONE)
-        found.append(Estimate(number, slot.running_ns, listed, after, None if price is None else "list",
-                              None if price is None else price[1], provisional))
+        found.append(
+            Estimate(
+                number,
+                slot.running_ns,
+                listed,
+                after,
+                None if price is None else "list",
+                None if price is None else price[1],
+                provisional,
+            )
+        )
         if not provisional:
             slot.findings.add("unmatched")
         if price is None:

@@ -54,11 +54,14 @@ PROVIDERS = ("ProviderName", "ServiceProviderName", "HostProviderName")
 NOT_IN_KEY = frozenset({"InvoiceId", "InvoiceDetailId", "AllocatedMethodDetails", "ContractApplied"})
 """Beside costs, quantities and prices: the invoice, and objects that hold costs and quantities themselves."""
 MEASURE = re.compile(
-    r"(cost|price|quantity|amount|discounts?|credits?|rate|ratio)(in[a-z]+)?$|ratedate$", re.IGNORECASE
+    r"(Cost|Price|Quantity|Amount|Discounts?|Credits?|Rate|Ratio)(In[A-Z]\w*)?$|RateDate$"
+    r"|_(cost|price|quantity|amount|discounts?|credits?|rate|ratio)(_in_\w+)?$"
 )
 """Names of further columns that hold costs, quantities or prices: no part of the key."""
 LINEAGE = re.compile(
-    r"(x_)?(id|row_?id|row_?number|record_?id|line_?item_?id)$|x_(export|ingest|load|source|file|manifest|snapshot|batch)",
+    r"(x_)?(id|row_?id|row_?number|record_?id|line_?item_?id)$"
+    r"|x_(export|ingest|manifest|load(ed)?_?(at|id|time|date)|source_?(file|name|path|provider|type|version)|file)"
+    r"|x_(snapshot|batch)_?(id|at|time|date)",
     re.IGNORECASE,
 )
 """Names of further columns that say how a row came here. Exports' own row ids do not survive a refresh."""

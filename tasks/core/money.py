@@ -8,7 +8,7 @@ value and restore the sign. Knows no tables, no clock, no disk. Source: billing.
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from seedance.schema import MONEY
 
-Ints = npt.NDArray[Any]
+Ints: TypeAlias = npt.NDArray[Any]
 """int64, or Python integers in an object array."""
 
 DIGITS = 12
@@ -66,7 +66,7 @@ def apportion(total: Ints, start: Ints, weight: Ints) -> Ints:
     lucky = np.zeros(len(weight), bool)
     lucky[order] = place < short[group].astype(np.int64)
     share = share + lucky
-    return np.where(np.asarray(total < 0)[group], -share, share)
+    return _signed(share, np.asarray(total < 0)[group])
 
 
 def telescope(total: Ints, upto: Ints, length: Ints) -> Ints:
@@ -82,7 +82,7 @@ def telescope(total: Ints, upto: Ints, length: Ints) -> Ints:
     amount = np.abs(total)
     share, _ = multiply_divide(amount % length, upto, length)
     share = share + (amount // length) * upto
-    return np.where(np.asarray(total < 0), -share, share)
+    return _signed(share, np.asarray(total < 0))
 
 
 def multiply_divide(a: Ints, b: Ints, divisor: Ints) -> tuple[Ints, Ints]:
@@ -97,9 +97,16 @@ def multiply_divide(a: Ints, b: Ints, divisor: Ints) -> tuple[Ints, Ints]:
         return product // wide, product % wide
     quotient = (a.astype(np.float64) * b.astype(np.float64) / divisor.astype(np.float64)).astype(np.int64)
     with np.errstate(over="ignore"):
-        remainder = (a.view(np.uint64) * b.view(np.uint64) - quotient.view(np.uint64) * divisor.view(np.uint64)).view(np.int64)
+        remainder = (a.view(np.uint64) * b.view(np.uint64) - quotient.view(np.uint64) * divisor.view(np.uint64)).view(
+            np.int64
+        )
     error = remainder // divisor
     return quotient + error, remainder - error * divisor
+
+
+def _signed(share: Ints, negative: npt.NDArray[np.bool_]) -> Ints:
+    out: Ints = np.where(negative, -share, share)
+    return out
 
 
 def _group_sums(values: Ints, start: Ints) -> Ints:
@@ -138,13 +145,19 @@ def to_units(column: pa.ChunkedArray | pa.Array) -> tuple[Ints, npt.NDArray[np.b
     if array.type != MONEY:
         raise ValueError(f"to_units: expected {MONEY}, found {array.type}")
     valid = np.asarray(array.is_valid())
-    words = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))] if len(array) else np.zeros(0, np.int64)
+    words = (
+        np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+        if len(array)
+        else np.zeros(0, np.int64)
+    )
     low, high = words[0::2], words[1::2]
     low = np.where(valid, low, 0)
     high = np.where(valid, high, 0)
     if np.array_equal(high, low >> 63):
         return low, valid
-    wide = np.array([int(h) * (1 << 64) + int(np.uint64(lo)) for h, lo in zip(high, low.view(np.uint64), strict=True)], object)
+    wide = np.array(
+        [int(h) * (1 << 64) + int(np.uint64(lo)) for h, lo in zip(high, low.view(np.uint64), strict=True)], object
+    )
     return wide, valid
 
 

@@ -67,10 +67,10 @@ def see(devices: pa.Table, processes: pa.Table, steps: pa.Table, hour_ns: int) -
     """What covers the time of the devices of one hour.
 
     Args:
-        devices, processes, steps: telemetry rows with `node`, `device_uuid` and `period_ns`.
+        devices, processes, steps: telemetry rows with `node`, `device_uuid` and `period_ns`; processes as `whole_owner`
+            leaves them.
         hour_ns: start of the hour, ns UTC.
     """
-    processes = _whole_owner(processes, steps)
     keys = [_keys(t, hour_ns, holder) for t, holder in ((devices, False), (processes, True), (steps, True))]
     everyone = pa.concat_tables(keys)
     device, first = number_groups(everyone.column(k) for k in DEVICE_KEY)
@@ -180,12 +180,34 @@ def tails(seen: Seen, devices: pa.Table, processes: pa.Table) -> Ints:
     return np.maximum(HOUR_NS - np.array(length, np.int64), 0)
 
 
-def processes_seen(seen: Seen, processes: pa.Table, hour_ns: int) -> pa.Table:
+def processes_seen(processes: pa.Table, hour_ns: int) -> pa.Table:
     """SEEN: when each job's process was read, and how old it is."""
-    keys = _keys(_whole_owner(processes, None), hour_ns, holder=True)
+    keys = _keys(processes, hour_ns, holder=True)
     at = ints(processes.column("sampled_at_utc"))
     table = pa.table([*keys.columns, ints(processes.column("pid_started_ns")), at, -at], schema=SEEN.arrow)
     return merge_rows(table, SEEN)
+
+
+def whole_owner(processes: pa.Table, steps: pa.Table) -> pa.Table:
+    """Process rows whose job has no attempt or rank take those of the job's least step row on the device, if any."""
+    loose = pc.and_(pc.is_valid(processes.column("job_id")),
+                    pc.or_(pc.is_null(processes.column("attempt")), pc.is_null(processes.column("rank"))))
+    if not pc.any(loose).as_py():
+        return processes
+    names = ["node", "device_uuid", "job_id", "attempt", "rank"]
+    known = [tuple(r.values()) for r in plain(steps.select(names)).group_by(names).aggregate([]).to_pylist()]
+    made: dict[str, list[int | None]] = {"attempt": [], "rank": []}
+    found: dict[tuple[object, ...], tuple[int | None, int | None]] = {}
+    for row in processes.select(names).to_pylist():
+        key = tuple(row.values())
+        if key not in found:
+            fits = [k for k in known if k[:3] == key[:3] and all(b is None or a == b for a, b in zip(k[3:], key[3:], strict=True))]
+            found[key] = min(fits)[3:] if row["job_id"] is not None and None in key[3:] and fits else key[3:]  # type: ignore[assignment]
+        made["attempt"].append(found[key][0])
+        made["rank"].append(found[key][1])
+    for name, type_ in (("attempt", pa.int16()), ("rank", pa.int32())):
+        processes = processes.set_column(processes.schema.get_field_index(name), name, pa.array(made[name], type_))
+    return processes
 
 
 def _keys(table: pa.Table, hour_ns: int, holder: bool) -> pa.Table:
@@ -226,28 +248,6 @@ def _process_spans(rows: pa.Table, hour_ns: int) -> Columns:
 def _capped(rows: pa.Table) -> Ints:
     covered, period = ints(rows.column("covered_ns")), ints(rows.column("period_ns"))
     return np.where(period > 0, np.minimum(covered, CAP_PERIODS * period), covered)
-
-
-def _whole_owner(processes: pa.Table, steps: pa.Table | None) -> pa.Table:
-    """Process rows whose job has no attempt or rank take those of the job's least step row on the device, if any."""
-    loose = pc.and_(pc.is_valid(processes.column("job_id")),
-                    pc.or_(pc.is_null(processes.column("attempt")), pc.is_null(processes.column("rank"))))
-    if steps is None or not pc.any(loose).as_py():
-        return processes
-    names = ["node", "device_uuid", "job_id", "attempt", "rank"]
-    known = [tuple(r.values()) for r in plain(steps.select(names)).group_by(names).aggregate([]).to_pylist()]
-    made: dict[str, list[int | None]] = {"attempt": [], "rank": []}
-    found: dict[tuple[object, ...], tuple[int | None, int | None]] = {}
-    for row in processes.select(names).to_pylist():
-        key = tuple(row.values())
-        if key not in found:
-            fits = [k for k in known if k[:3] == key[:3] and all(b is None or a == b for a, b in zip(k[3:], key[3:], strict=True))]
-            found[key] = min(fits)[3:] if row["job_id"] is not None and None in key[3:] and fits else key[3:]  # type: ignore[assignment]
-        made["attempt"].append(found[key][0])
-        made["rank"].append(found[key][1])
-    for name, type_ in (("attempt", pa.int16()), ("rank", pa.int32())):
-        processes = processes.set_column(processes.schema.get_field_index(name), name, pa.array(made[name], type_))
-    return processes
 
 
 def _first(spans: Columns, holders: int) -> Ints:

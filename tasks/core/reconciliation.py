@@ -23,7 +23,7 @@ from tasks.core.spans import HOUR_NS
 
 def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
     """Rows of report_reconciliation__hourly: every machine-hour that was observed or billed."""
-    book = PriceBook(inputs.prices, inputs.default_region)
+    book = PriceBook(inputs.prices, inputs.default_region, inputs.day)
     facts = machine_facts(inputs.charges)
     estimated = {e.slot: e for e in ledger.estimated}
     rows = []
@@ -38,19 +38,34 @@ def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
         billed = ledger.usage_units.get(number) if slot.billed_ns is not None else None
         state = "billed" if billed is not None else ("provisional" if estimated[number].provisional else "unmatched")
         accounts = sorted(a[0] for a in known.accounts) if known else [None]
-        rows.append({
-            "x_HourUtc": inputs.day_ns + slot.hour * HOUR_NS, "x_Cloud": cloud, "x_MachineId": machine, "x_InstanceType": slot.instance_type,
-            "BillingAccountId": accounts[0], "BillingCurrency": (known.currency if known else None) or (price[1] if price else None),
-            "x_ListEstimate": _amount(listed), "x_EstimatedCost": _amount(after), "BilledCost": _amount(billed[0]) if billed else None,
-            "EffectiveCost": _amount(billed[1]) if billed else None, "x_Alpha": money.decimal(inputs.alpha),
-            "x_PriceSource": "list" if price else None, "x_ApeBefore": _ape(listed, billed), "x_ApeAfter": _ape(after, billed),
-            "x_ObservedNs": slot.running_ns, "x_BilledSpanNs": slot.billed_ns, "x_State": state,
-            "x_Finding": ", ".join(sorted(slot.findings)) or None,
-        })
+        rows.append(
+            {
+                "x_HourUtc": inputs.day_ns + slot.hour * HOUR_NS,
+                "x_Cloud": cloud,
+                "x_MachineId": machine,
+                "x_InstanceType": slot.instance_type,
+                "BillingAccountId": accounts[0],
+                "BillingCurrency": (known.currency if known else None) or (price[1] if price else None),
+                "x_ListEstimate": _amount(listed),
+                "x_EstimatedCost": _amount(after),
+                "BilledCost": _amount(billed[0]) if billed else None,
+                "EffectiveCost": _amount(billed[1]) if billed else None,
+                "x_Alpha": money.decimal(inputs.alpha),
+                "x_PriceSource": "list" if price else None,
+                "x_ApeBefore": _ape(listed, billed),
+                "x_ApeAfter": _ape(after, billed),
+                "x_ObservedNs": slot.running_ns,
+                "x_BilledSpanNs": slot.billed_ns,
+                "x_State": state,
+                "x_Finding": ", ".join(sorted(slot.findings)) or None,
+            }
+        )
     columns = []
     for column in RECONCILIATION.columns:
         values = [row[column.name] for row in rows]
-        columns.append(pa.array(values, pa.int64()).cast(INSTANT) if column.type == INSTANT else pa.array(values, column.type))
+        columns.append(
+            pa.array(values, pa.int64()).cast(INSTANT) if column.type == INSTANT else pa.array(values, column.type)
+        )
     return pa.table(columns, names=list(RECONCILIATION.names))
 
 
@@ -67,19 +82,26 @@ def _ape(estimate: int | None, billed: tuple[int, int] | None) -> float | None:
 
 def errors(reconciliation: pa.Table) -> dict[str, Decimal | None]:
     """MAPE and weighted MAPE before alpha, over hours with a bill other than zero and a known price; None without such hours."""
-    pairs = [(r["x_ListEstimate"], r["EffectiveCost"]) for r in reconciliation.to_pylist() if r["x_ApeBefore"] is not None]
+    pairs = [
+        (r["x_ListEstimate"], r["EffectiveCost"]) for r in reconciliation.to_pylist() if r["x_ApeBefore"] is not None
+    ]
     if not pairs:
         return {"mape": None, "weighted_mape": None}
     ratios = [abs(e - b) / abs(b) for e, b in pairs]
-    return {"mape": sum(ratios) / len(ratios), "weighted_mape": sum(abs(e - b) for e, b in pairs) / sum(abs(b) for _, b in pairs)}
+    return {
+        "mape": sum(ratios) / len(ratios),
+        "weighted_mape": sum(abs(e - b) for e, b in pairs) / sum(abs(b) for _, b in pairs),
+    }
 
 
-def bridge_monthly(bills: Iterable[Mapping[str, Any]], addressed: Mapping[tuple[Any, ...], tuple[int, int]]) -> pa.Table:
+def bridge_monthly(
+    bills: Iterable[Mapping[str, Any]], addressed: Mapping[tuple[Any, ...], tuple[int, int]]
+) -> pa.Table:
     """Rows of report_bridge__monthly.
 
     Args:
-        bills: per (cloud, account, period, currency) of the snapshots in force, in whole units: raw_billed, quantised, stored_billed,
-            stored_effective, scheduled_billed, scheduled_effective, purchases, used, unused.
+        bills: per (cloud, account, period, currency) of the snapshots in force, in whole units: raw_billed, quantised,
+            stored_billed, stored_effective, scheduled_billed, scheduled_effective, purchases, used, unused.
         addressed: BilledCost and EffectiveCost of the addresses of days that stand on these snapshots, by the same key.
     """
     rows = []
@@ -87,14 +109,25 @@ def bridge_monthly(bills: Iterable[Mapping[str, Any]], addressed: Mapping[tuple[
         key = (bill["cloud"], bill["account"], bill["period"], bill["currency"])
         cash, amortised = addressed.get(key, (0, 0))
         expected = bill["stored_billed"] - bill["purchases"] + bill["used"] + bill["unused"]
-        rows.append({
-            "x_Cloud": key[0], "BillingAccountId": key[1], "BillingPeriodStart": dt.datetime.fromisoformat(key[2]), "BillingCurrency": key[3],
-            "x_RawBilledCost": money.decimal(bill["raw_billed"]), "x_QuantisedAway": money.decimal(bill["quantised"]),
-            "x_StoredBilledCost": money.decimal(bill["stored_billed"]), "x_AddressedBilledCost": money.decimal(cash),
-            "x_ScheduledBilledCost": money.decimal(bill["scheduled_billed"]),
-            "x_StoredEffectiveCost": money.decimal(bill["stored_effective"]), "x_AddressedEffectiveCost": money.decimal(amortised),
-            "x_ScheduledEffectiveCost": money.decimal(bill["scheduled_effective"]), "x_CommitmentPurchases": money.decimal(bill["purchases"]),
-            "x_CommitmentUsed": money.decimal(bill["used"]), "x_CommitmentUnused": money.decimal(bill["unused"]),
-            "x_Unexplained": money.decimal(bill["stored_effective"] - expected), "x_Invoice": "not supplied",
-        })
+        rows.append(
+            {
+                "x_Cloud": key[0],
+                "BillingAccountId": key[1],
+                "BillingPeriodStart": dt.datetime.fromisoformat(key[2]),
+                "BillingCurrency": key[3],
+                "x_RawBilledCost": money.decimal(bill["raw_billed"]),
+                "x_QuantisedAway": money.decimal(bill["quantised"]),
+                "x_StoredBilledCost": money.decimal(bill["stored_billed"]),
+                "x_AddressedBilledCost": money.decimal(cash),
+                "x_ScheduledBilledCost": money.decimal(bill["scheduled_billed"]),
+                "x_StoredEffectiveCost": money.decimal(bill["stored_effective"]),
+                "x_AddressedEffectiveCost": money.decimal(amortised),
+                "x_ScheduledEffectiveCost": money.decimal(bill["scheduled_effective"]),
+                "x_CommitmentPurchases": money.decimal(bill["purchases"]),
+                "x_CommitmentUsed": money.decimal(bill["used"]),
+                "x_CommitmentUnused": money.decimal(bill["unused"]),
+                "x_Unexplained": money.decimal(bill["stored_effective"] - expected),
+                "x_Invoice": "not supplied",
+            }
+        )
     return pa.table([pa.array([r[c.name] for r in rows], c.type) for c in BRIDGE.columns], names=list(BRIDGE.names))

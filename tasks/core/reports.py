@@ -21,8 +21,14 @@ from tasks.core.spans import HOUR_NS
 MONEY = ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost")
 LAYER_KEY = ("x_Layer", "x_Pass", "x_Op", "x_Phase", "x_BatchSize", "x_Dtype")
 _USAGE = {
-    "job_id": "x_JobId", "attempt": "x_Attempt", "layer": "x_Layer", "pass": "x_Pass", "op": "x_Op", "phase": "x_Phase",
-    "batch_size": "x_BatchSize", "dtype": "x_Dtype",
+    "job_id": "x_JobId",
+    "attempt": "x_Attempt",
+    "layer": "x_Layer",
+    "pass": "x_Pass",
+    "op": "x_Op",
+    "phase": "x_Phase",
+    "batch_size": "x_BatchSize",
+    "dtype": "x_Dtype",
 }
 Peak = Callable[[str, str], int | None]
 
@@ -44,22 +50,36 @@ def totals_by_category(addresses: pa.Table) -> list[dict[str, Any]]:
 def job_daily(day: dt.date, addresses: pa.Table, spans: pa.Table, jobs: pa.Table) -> pa.Table:
     """Rows of report_cost__job_daily."""
     key = ("x_Cloud", "BillingCurrency", "x_State", "x_JobId", "x_Attempt", "x_Category")
-    cost = sums(addresses, key, {name: "sum" for name in MONEY}).to_pylist()
+    cost = sums(addresses, key, dict.fromkeys(MONEY, "sum")).to_pylist()
     time_key = ("x_Cloud", "x_State", "x_JobId", "x_Attempt", "x_Category")
     time = _by(sums(spans, time_key, {"x_Ns": "sum", "x_EnergyMj": "sum"}).to_pylist(), time_key)
     facts = _by(jobs.to_pylist(), ("job_id", "attempt"))
     rows = []
     for row in _ordered(cost, key):
         spent = time.pop(tuple(row[k] for k in time_key), {})
-        row |= {"x_UsageDate": day, "x_GpuNs": spent.get("x_Ns"), "x_EnergyMj": spent.get("x_EnergyMj"), "x_GpuHours": _hours(spent.get("x_Ns"))}
+        row |= {
+            "x_UsageDate": day,
+            "x_GpuNs": spent.get("x_Ns"),
+            "x_EnergyMj": spent.get("x_EnergyMj"),
+            "x_GpuHours": _hours(spent.get("x_Ns")),
+        }
         rows.append(row | _job_facts(facts, row) | _unit_costs(facts, row))
     return _table(JOB_DAILY, rows)
 
 
 def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Table:
     """Rows of report_cost__resource_daily."""
-    key = ("x_Cloud", "BillingCurrency", "x_State", "BillingAccountId", "SubAccountId", "ServiceName", "ResourceId", "x_Category")
-    values = {name: "sum" for name in MONEY} | {"x_InstanceType": "min", "x_MachineId": "min"}
+    key = (
+        "x_Cloud",
+        "BillingCurrency",
+        "x_State",
+        "BillingAccountId",
+        "SubAccountId",
+        "ServiceName",
+        "ResourceId",
+        "x_Category",
+    )
+    values = dict.fromkeys(MONEY, "sum") | {"x_InstanceType": "min", "x_MachineId": "min"}
     cost = sums(addresses, key, values).to_pylist()
     time_key = ("x_Cloud", "x_State", "x_MachineId", "x_Category")
     time = _by(sums(spans, time_key, {"x_Ns": "sum"}).to_pylist(), time_key)
@@ -75,8 +95,15 @@ def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Tab
     return _table(RESOURCE_DAILY, rows)
 
 
-def layer_daily(day: dt.date, addresses: pa.Table, layers: pa.Table, layer_hourly: pa.Table, spans: pa.Table, jobs: pa.Table,
-                peak: Peak) -> pa.Table:
+def layer_daily(
+    day: dt.date,
+    addresses: pa.Table,
+    layers: pa.Table,
+    layer_hourly: pa.Table,
+    spans: pa.Table,
+    jobs: pa.Table,
+    peak: Peak,
+) -> pa.Table:
     """Rows of report_cost__layer_daily: the layer money, and every address that has no layers.
 
     Args:
@@ -91,7 +118,9 @@ def layer_daily(day: dt.date, addresses: pa.Table, layers: pa.Table, layer_hourl
     hours = _first_owner(layers)
     rows: list[dict[str, Any]] = []
     weighted = _with_bound(layers)
-    for row in _ordered(sums(weighted, (*base, *LAYER_KEY), amounts | {"bound": "sum", "pool": "sum"}).to_pylist(), (*base, *LAYER_KEY)):
+    for row in _ordered(
+        sums(weighted, (*base, *LAYER_KEY), amounts | {"bound": "sum", "pool": "sum"}).to_pylist(), (*base, *LAYER_KEY)
+    ):
         row["x_Category"] = "work"
         bound, pool = row.pop("bound"), row.pop("pool")
         row["x_BoundPpm"] = min(1_000_000, -(-int(bound) // int(pool))) if pool else 0
@@ -108,9 +137,23 @@ def layer_daily(day: dt.date, addresses: pa.Table, layers: pa.Table, layer_hourl
 
 def _with_bound(layers: pa.Table) -> pa.Table:
     """Adds the pool's money and bound times it, in whole units, so that daily bounds weigh each pool by its money."""
-    pool = ("x_HourUtc", "x_Cloud", "x_JobId", "x_Attempt", "x_InstanceType", "PricingCategory", "BillingAccountId", "SubAccountId",
-            "BillingPeriodStart", "InvoiceId", "BillingCurrency", "x_State")
-    money = pc.abs(pc.coalesce(layers["EffectiveCost"], layers["x_EstimatedCost"], pa.scalar(Decimal(0), pa.decimal128(38, 12))))
+    pool = (
+        "x_HourUtc",
+        "x_Cloud",
+        "x_JobId",
+        "x_Attempt",
+        "x_InstanceType",
+        "PricingCategory",
+        "BillingAccountId",
+        "SubAccountId",
+        "BillingPeriodStart",
+        "InvoiceId",
+        "BillingCurrency",
+        "x_State",
+    )
+    money = pc.abs(
+        pc.coalesce(layers["EffectiveCost"], layers["x_EstimatedCost"], pa.scalar(Decimal(0), pa.decimal128(38, 12)))
+    )
     layers = layers.append_column("money", money)
     total = sums(layers, pool, {"money": "sum"})
     codes = {tuple(r[k] for k in pool): r["money"] for r in total.to_pylist()}
@@ -124,8 +167,16 @@ def _with_bound(layers: pa.Table) -> pa.Table:
 def _layer_usage(layer_hourly: pa.Table, category: str) -> dict[tuple[Any, ...], dict[str, Any]]:
     rows = layer_hourly.filter(pc.equal(layer_hourly["category"], category))
     rows = rows.rename_columns([_USAGE.get(n, n) for n in rows.column_names])
-    values = {"ns": "sum", "flops": "sum", "hw_flops": "sum", "calls": "sum", "uncounted_calls": "sum", "uncounted_ns": "sum",
-              "layer_index": "min", "gpu_model": "min"}
+    values = {
+        "ns": "sum",
+        "flops": "sum",
+        "hw_flops": "sum",
+        "calls": "sum",
+        "uncounted_calls": "sum",
+        "uncounted_ns": "sum",
+        "layer_index": "min",
+        "gpu_model": "min",
+    }
     highest = rows.append_column("highest_model", rows["gpu_model"])
     key = ("hour_utc", "x_JobId", "x_Attempt", *LAYER_KEY)
     return _by(sums(highest, key, values | {"highest_model": "max"}).to_pylist(), key)
@@ -145,15 +196,26 @@ def _first_owner(layers: pa.Table) -> dict[tuple[Any, ...], list[Any]]:
     return hours
 
 
-def _gather(hours: Iterable[Any], usage: Mapping[tuple[Any, ...], dict[str, Any]], at: tuple[Any, ...]) -> dict[str, Any]:
+def _gather(
+    hours: Iterable[Any], usage: Mapping[tuple[Any, ...], dict[str, Any]], at: tuple[Any, ...]
+) -> dict[str, Any]:
     found = [usage[(hour, *at[3:])] for hour in hours if (hour, *at[3:]) in usage]
     if not found:
         return {}
     models = {m for f in found for m in (f["gpu_model"], f["highest_model"])}
-    names = {"ns": "x_Ns", "flops": "x_Flops", "hw_flops": "x_HwFlops", "calls": "x_Calls", "uncounted_calls": "x_UncountedCalls",
-             "uncounted_ns": "x_UncountedNs"}
+    names = {
+        "ns": "x_Ns",
+        "flops": "x_Flops",
+        "hw_flops": "x_HwFlops",
+        "calls": "x_Calls",
+        "uncounted_calls": "x_UncountedCalls",
+        "uncounted_ns": "x_UncountedNs",
+    }
     row = {ours: sum(f[theirs] for f in found) for theirs, ours in names.items()}
-    return row | {"x_LayerIndex": min(f["layer_index"] for f in found), "x_GpuModel": models.pop() if len(models) == 1 else None}
+    return row | {
+        "x_LayerIndex": min(f["layer_index"] for f in found),
+        "x_GpuModel": models.pop() if len(models) == 1 else None,
+    }
 
 
 def _efficiency(row: Mapping[str, Any], peak: Peak, power: Mapping[tuple[str, int], Decimal]) -> dict[str, Any]:
@@ -162,11 +224,14 @@ def _efficiency(row: Mapping[str, Any], peak: Peak, power: Mapping[tuple[str, in
     out: dict[str, Any] = {}
     if flops is not None and money:
         out["x_FlopsPerEffectiveUsd"] = float(Decimal(flops) / money)
-    if flops is None or not ns:
+    if flops is None or hw_flops is None or not ns:
         return out
     best = peak(row["x_GpuModel"], row["x_Dtype"]) if row.get("x_GpuModel") else None
     if best:
-        out |= {"x_Mfu": float(Decimal(flops) * 10**9 / ns / best), "x_Hfu": float(Decimal(hw_flops) * 10**9 / ns / best)}
+        out |= {
+            "x_Mfu": float(Decimal(flops) * 10**9 / ns / best),
+            "x_Hfu": float(Decimal(hw_flops) * 10**9 / ns / best),
+        }
     watts = power.get((row["x_JobId"], row["x_Attempt"]))
     if watts:
         out["x_TflopsPerWatt"] = float(Decimal(flops) / ns / 1000 / (watts / 1000))
@@ -191,14 +256,22 @@ def _unit_costs(facts: Mapping[tuple[Any, ...], dict[str, Any]], row: Mapping[st
     if job is None or money is None:
         return {}
     tokens = job["tokens_in"] + job["tokens_out"]
-    parts = {"x_EffectiveCostPerUnit": (job["units"], 1), "x_EffectiveCostPer1kSamples": (job["samples"], 1_000),
-             "x_EffectiveCostPer1MTokens": (tokens, 1_000_000)}
+    parts = {
+        "x_EffectiveCostPerUnit": (job["units"], 1),
+        "x_EffectiveCostPer1kSamples": (job["samples"], 1_000),
+        "x_EffectiveCostPer1MTokens": (tokens, 1_000_000),
+    }
     return {name: float(money * per / count) if count else None for name, (count, per) in parts.items()}
 
 
 def _job_facts(facts: Mapping[tuple[Any, ...], dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
     job = facts.get((row["x_JobId"], row["x_Attempt"]), {})
-    return {"x_JobName": job.get("name"), "x_Team": job.get("team"), "x_Project": job.get("project"), "x_Model": job.get("model")}
+    return {
+        "x_JobName": job.get("name"),
+        "x_Team": job.get("team"),
+        "x_Project": job.get("project"),
+        "x_Model": job.get("model"),
+    }
 
 
 def _hours(ns: int | None) -> float | None:

@@ -11,12 +11,34 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.ledger import LAYERS
+from seedance.schema import MONEY
 from tasks.core import money
 from tasks.errors import LawError
 
-POOL = ("x_HourUtc", "x_Cloud", "x_JobId", "x_Attempt", "x_InstanceType", "PricingCategory", "BillingAccountId", "SubAccountId",
-        "BillingPeriodStart", "InvoiceId", "BillingCurrency", "x_State", "x_Revision", "x_Cause")
-LAYER = (("x_Layer", "layer"), ("x_Pass", "pass"), ("x_Op", "op"), ("x_Phase", "phase"), ("x_BatchSize", "batch_size"), ("x_Dtype", "dtype"))
+POOL = (
+    "x_HourUtc",
+    "x_Cloud",
+    "x_JobId",
+    "x_Attempt",
+    "x_InstanceType",
+    "PricingCategory",
+    "BillingAccountId",
+    "SubAccountId",
+    "BillingPeriodStart",
+    "InvoiceId",
+    "BillingCurrency",
+    "x_State",
+    "x_Revision",
+    "x_Cause",
+)
+LAYER = (
+    ("x_Layer", "layer"),
+    ("x_Pass", "pass"),
+    ("x_Op", "op"),
+    ("x_Phase", "phase"),
+    ("x_BatchSize", "batch_size"),
+    ("x_Dtype", "dtype"),
+)
 AMOUNTS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 _JOB_HOUR = ("hour_utc", "job_id", "attempt")
 _EVIDENCE = {"measured": 0, "interpolated": 1, "assumed": 2}
@@ -45,13 +67,18 @@ def second_rounding(addresses: pa.Table, layer_hourly: pa.Table) -> pa.Table:
     starts = [0]
     keys = pools.select(["x_HourUtc", "x_JobId", "x_Attempt", "x_InstanceType"])
     keys = keys.set_column(0, "x_HourUtc", pools["x_HourUtc"].cast(pa.int64()))
-    for place, (hour, job, attempt, kind) in enumerate(zip(*(keys[c].to_pylist() for c in keys.column_names), strict=True)):
+    for place, (hour, job, attempt, kind) in enumerate(
+        zip(*(keys[c].to_pylist() for c in keys.column_names), strict=True)
+    ):
         found = weights.of(hour, job, attempt, kind)
         if not found:
             raise LawError(
-                f"second rounding: job {job} attempt {attempt} has work money at {pools['x_HourUtc'][place].as_py()} and no layer time. "
-                "core_usage__layer_hourly and core_usage__device_hourly disagree; reduce the day again.",
-                job=job, attempt=attempt, hour=hour)
+                f"second rounding: job {job} attempt {attempt} has work money at "
+                f"{pools['x_HourUtc'][place].as_py()} and no layer time. core_usage__layer_hourly and core_usage__device_hourly disagree; reduce the day again.",
+                job=job,
+                attempt=attempt,
+                hour=hour,
+            )
         layer_rows += found
         pool_rows += [place] * len(found)
         starts.append(len(layer_rows))
@@ -61,7 +88,7 @@ def second_rounding(addresses: pa.Table, layer_hourly: pa.Table) -> pa.Table:
     columns |= {ours: layers[theirs].take(take_layer) for ours, theirs in LAYER}
     weight = np.asarray(layers["ns"])[np.array(layer_rows)]
     for name in AMOUNTS:
-        total, valid = money.to_units(pools[name + "_sum"].cast(money.MONEY))
+        total, valid = money.to_units(pools[name + "_sum"].cast(MONEY))
         shares = money.apportion(total, np.array(starts), weight)
         columns[name] = money.from_units(shares, valid[np.array(pool_rows)])
     columns["x_BoundPpm"] = layers["bound_ppm"].take(take_layer)
@@ -106,11 +133,15 @@ class _Weights:
 
     def of(self, hour: int, job: str, attempt: int, kind: str | None) -> list[int]:
         """Row numbers in `table`, in tie order."""
-        return self._rows.get((hour, job, attempt, kind, False)) or self._rows.get((hour, job, attempt, None, True)) or []
+        return (
+            self._rows.get((hour, job, attempt, kind, False)) or self._rows.get((hour, job, attempt, None, True)) or []
+        )
 
 
 def _summed(rows: pa.Table, key: list[str], *, pooled: bool) -> pa.Table:
-    grouped = rows.group_by(key, use_threads=False).aggregate([("ns", "sum"), ("bound_ppm", "sum"), ("evidence", "max")])
+    grouped = rows.group_by(key, use_threads=False).aggregate(
+        [("ns", "sum"), ("bound_ppm", "sum"), ("evidence", "max")]
+    )
     columns = {k: grouped[k] for k in key} | {"ns": grouped["ns_sum"], "bound_ppm": grouped["bound_ppm_sum"]}
     columns["evidence"] = pa.array(list(_EVIDENCE)).take(grouped["evidence_max"].combine_chunks())
     columns["pooled"] = pa.array([pooled] * len(grouped), pa.bool_())

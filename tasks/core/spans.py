@@ -47,6 +47,7 @@ class Slot:
     Args:
         machine: `cloud|instance`.
         hour: 0 to 23.
+        touched: a usage row of the bill touches the hour.
         billed_ns: span that the bill charges for one device; None when no usage row of the hour says so.
         instance_type: from the bill, else from telemetry, else None.
         running_ns: observed running time, the maximum over devices.
@@ -57,6 +58,7 @@ class Slot:
 
     machine: str
     hour: int
+    touched: bool = False
     billed_ns: int | None = None
     instance_type: str | None = None
     running_ns: int = 0
@@ -112,7 +114,7 @@ def observe(device_hourly: pa.Table, day_ns: int) -> MachineHours:
         "attempt": rows["attempt"],
         "rank": rows["rank"],
         "category": rows["category"],
-        "reason": pa.array(np.where(_is(rows["category"], "unobserved"), "gap", None), pa.string()),
+        "reason": pc.if_else(pc.equal(rows["category"], "unobserved"), "gap", pa.scalar(None, pa.string())),
         "ns": rows["ns"],
         "energy_mj": rows["energy_mj"],
         "evidence": rows["evidence"],
@@ -135,16 +137,16 @@ def observe(device_hourly: pa.Table, day_ns: int) -> MachineHours:
     return hours
 
 
-def quantity_ns(charge: Mapping[str, object], overlap_ns: int) -> tuple[int, int]:
-    """Time quantity of one usage row as an exact fraction of ns: (numerator, 10**12).
+def quantity_ns(charge: Mapping[str, object]) -> int | None:
+    """Time quantity of one usage row in units of 1e-12 ns, exact; None where the row states no time.
 
-    ConsumedQuantity where its unit is a unit of time, else PricingQuantity, else the overlap of the charge with the hour.
+    ConsumedQuantity where its unit is a unit of time, else PricingQuantity where its unit is.
     """
     for amount, unit in (("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit")):
         quantity, per = charge[amount], time_unit_ns(charge[unit])  # type: ignore[arg-type]
         if quantity is not None and per is not None:
-            return money.units(quantity) * per, 10**money.DIGITS  # type: ignore[arg-type]
-    return overlap_ns * 10**money.DIGITS, 10**money.DIGITS
+            return money.units(quantity) * per  # type: ignore[arg-type]
+    return None
 
 
 def spread_quantity(quantity: int, running: list[int], capacity: list[int]) -> list[int]:
@@ -180,7 +182,7 @@ def vectors(hours: MachineHours, gpu_counts: Mapping[str, int], spans: npt.NDArr
     Args:
         hours: slots with their observed rows.
         gpu_counts: devices of an instance type, rounded up.
-        spans: shape (slots,), ns that each device of the slot is to get; -1 keeps the observed rows as they are.
+        spans: shape (slots,), ns that each device of the slot is to get; 0 keeps the observed rows as they are.
 
     Returns:
         Rows of VECTOR with ns > 0, by slot and address; a slot without any such row has one row, device null, unobserved, ns 0.
@@ -190,27 +192,40 @@ def vectors(hours: MachineHours, gpu_counts: Mapping[str, int], spans: npt.NDArr
     counts = np.diff(np.append(starts, len(rows)))
     slot_of = np.asarray(rows["slot"])[starts] if len(rows) else np.zeros(0, np.int64)
     span = spans[slot_of]
-    over = (span >= 0) & (observed > span)
+    over = (span > 0) & (observed > span)
     ns = np.asarray(rows["ns"]).copy()
     if over.any():
-        ns = np.where(np.repeat(over, counts), money.apportion(np.where(over, span, observed), np.append(starts, len(rows)), ns), ns)
+        ns = np.where(
+            np.repeat(over, counts),
+            money.apportion(np.where(over, span, observed), np.append(starts, len(rows)), ns),
+            ns,
+        )
     per_row = pa.array(np.repeat(observed, counts), pa.int64())
     fitted = rows.set_column(rows.schema.get_field_index("ns"), "ns", pa.array(ns, pa.int64()))
     fitted = fitted.set_column(rows.schema.get_field_index("observed_ns"), "observed_ns", per_row)
-    short = np.nonzero((span > observed))[0]
-    gap = _unobserved(slot_of[short], rows["device"].take(pa.array(starts[short], pa.int64())), span[short] - observed[short],
-                      observed[short], "gap")
+    short = np.nonzero(span > observed)[0]
+    gap = _unobserved(
+        slot_of[short],
+        rows["device"].take(pa.array(starts[short], pa.int64())),
+        span[short] - observed[short],
+        observed[short],
+        "gap",
+    )
     missing = []
     for number, slot in enumerate(slots):
         width = max(gpu_counts.get(slot.instance_type or "", 1), slot.devices, 1)
         if spans[number] > 0 and width > slot.devices:
             missing.append((number, (width - slot.devices) * int(spans[number]), "gap" if slot.devices else "no_agent"))
-    unseen = [_unobserved(np.array([m[0]]), pa.nulls(1, pa.string()), np.array([m[1]]), np.array([0]), m[2]) for m in missing]
+    unseen = [
+        _unobserved(np.array([m[0]]), pa.nulls(1, pa.string()), np.array([m[1]]), np.array([0]), m[2]) for m in missing
+    ]
     table = pa.concat_tables([fitted, gap, *unseen])
     table = table.filter(pc.greater(table["ns"], 0))
     empty = np.setdiff1d(np.arange(len(slots)), np.asarray(table["slot"]))
     reasons = pa.array(["gap" if slots[i].devices else "no_agent" for i in empty], pa.string())
-    filler = _unobserved(empty, pa.nulls(len(empty), pa.string()), np.zeros(len(empty), np.int64), np.zeros(len(empty), np.int64), "gap")
+    filler = _unobserved(
+        empty, pa.nulls(len(empty), pa.string()), np.zeros(len(empty), np.int64), np.zeros(len(empty), np.int64), "gap"
+    )
     filler = filler.set_column(filler.schema.get_field_index("reason"), "reason", reasons)
     return _merge(_in_order(pa.concat_tables([table, filler])))
 
@@ -228,8 +243,13 @@ def _merge(table: pa.Table) -> pa.Table:
     return table.take(pa.array(starts)).set_column(table.schema.get_field_index("ns"), "ns", pa.array(ns, pa.int64()))
 
 
-def _unobserved(slot: npt.NDArray[np.int64], device: pa.Array, ns: npt.NDArray[np.int64], observed: npt.NDArray[np.int64],
-                reason: str) -> pa.Table:
+def _unobserved(
+    slot: npt.NDArray[np.int64],
+    device: pa.Array,
+    ns: npt.NDArray[np.int64],
+    observed: npt.NDArray[np.int64],
+    reason: str,
+) -> pa.Table:
     n = len(slot)
     columns = {
         "slot": pa.array(slot, pa.int64()),
@@ -256,7 +276,3 @@ def _device_totals(rows: pa.Table) -> tuple[npt.NDArray[np.int64], npt.NDArray[n
 def _in_order(table: pa.Table) -> pa.Table:
     keys = [("slot", "ascending"), *((name, "ascending") for name in ADDRESS)]
     return table.take(pc.sort_indices(table, sort_keys=keys)).combine_chunks()
-
-
-def _is(column: pa.ChunkedArray, value: str) -> npt.NDArray[np.bool_]:
-    return np.asarray(pc.equal(column, value))

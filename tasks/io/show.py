@@ -26,7 +26,9 @@ def sum_of(totals: Iterable[Mapping[str, Any]], column: str) -> Decimal:
     return sum((Decimal(t[column]) for t in totals if t[column] is not None), Decimal(0))
 
 
-def money_table(days: Sequence[str], totals: Sequence[Mapping[str, Any]], billed: Mapping[str, Mapping[str, Decimal]]) -> Table:
+def money_table(
+    days: Sequence[str], totals: Sequence[Mapping[str, Any]], billed: Mapping[str, Mapping[str, Decimal]]
+) -> Table:
     """Money by cloud and category in both ledgers, and, per currency, billed, addressed and their difference."""
     span = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     table = Table(title=f"Where the money of {span} is", title_justify="left")
@@ -43,11 +45,24 @@ def money_table(days: Sequence[str], totals: Sequence[Mapping[str, Any]], billed
         table.add_section()
         found = {c: sum_of(rows, c) for c in COLUMNS}
         wanted = billed.get(currency, {})
-        table.add_row("", "billed", amount(wanted.get("BilledCost", Decimal(0))), amount(wanted.get("EffectiveCost", Decimal(0))), "", currency)
+        table.add_row(
+            "",
+            "billed",
+            amount(wanted.get("BilledCost", Decimal(0))),
+            amount(wanted.get("EffectiveCost", Decimal(0))),
+            "",
+            currency,
+        )
         table.add_row("", "addressed", *(amount(found[c]) for c in COLUMNS), currency, style="bold")
         gaps = [wanted.get(c, Decimal(0)) - found[c] for c in COLUMNS[:2]]
-        table.add_row("", "difference", *("0" if not g else amount(g) for g in gaps), "", currency,
-                      style="bold green" if not any(gaps) else "bold red")
+        table.add_row(
+            "",
+            "difference",
+            *("0" if not g else amount(g) for g in gaps),
+            "",
+            currency,
+            style="bold green" if not any(gaps) else "bold red",
+        )
         table.add_section()
     return table
 
@@ -55,10 +70,22 @@ def money_table(days: Sequence[str], totals: Sequence[Mapping[str, Any]], billed
 def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
     """Seconds, days and reuse of each stage."""
     table = Table(title="Stages", title_justify="left")
-    for name, justify in (("stage", "left"), ("seconds", "right"), ("days", "right"), ("computed", "right"), ("reused", "right"), ("what", "left")):
+    for name, justify in (
+        ("stage", "left"),
+        ("seconds", "right"),
+        ("days", "right"),
+        ("computed", "right"),
+        ("reused", "right"),
+        ("what", "left"),
+    ):
         table.add_column(name, justify=justify)  # type: ignore[arg-type]
     for s in stages:
-        table.add_row(s["stage"], f"{s['ms'] / 1000:.2f}", *(str(s.get(c, "")) for c in ("days", "computed", "reused")), s.get("what", ""))
+        table.add_row(
+            s["stage"],
+            f"{s['ms'] / 1000:.2f}",
+            *(str(s.get(c, "")) for c in ("days", "computed", "reused")),
+            s.get("what", ""),
+        )
     return table
 
 

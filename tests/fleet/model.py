@@ -109,7 +109,7 @@ class FleetSpec:
     def __post_init__(self) -> None:
         assert HOUR_S % self.period_s == 0 and HOUR_S % self.op_window_s == 0
         assert self.window_s % self.period_s == 0 and self.op_window_s % self.window_s == 0
-        assert 0 <= self.first_hour and self.first_hour + self.hours <= 24 and self.hours >= 1
+        assert self.first_hour >= 0 and self.first_hour + self.hours <= 24 and self.hours >= 1
         assert self.disk in ("", "hourly", "daily"), self.disk
 
     @property
@@ -282,15 +282,26 @@ def instance_facts(instance_type: str) -> Facts:
             if row["cloud"] == "aws" and row["instance_type"] == instance_type and row["region"] == "us-east-1":
                 memory = int(Decimal(row["gpu_memory_gib"]) * 1024**3)
                 price = Decimal(row["on_demand_usd_per_hour"])
-                return Facts(row["gpu_model"], int(row["gpu_count"]), memory, int(row["vcpus"]), row["memory_gib"], price)
+                return Facts(
+                    row["gpu_model"], int(row["gpu_count"]), memory, int(row["vcpus"]), row["memory_gib"], price
+                )
     raise KeyError(f"{CATALOGUE}: no row of aws {instance_type} in us-east-1")
 
 
 def tiny_spec(seed: int = 0, **switches: object) -> FleetSpec:
-    """One machine of four GPUs for two hours, few shards, in well under half a second; switches may be added."""
+    """One machine of four GPUs for two hours of the first of a month; in well under half a second. Switches may be added."""
     facts: dict[str, object] = {
-        "seed": seed, "hours": 2, "period_s": 60, "window_s": 60, "op_window_s": 600, "blocks": 1, "held": True,
-        "disk": "hourly", "tax": True, "credit": True,
+        "seed": seed,
+        "day": "2026-10-01",
+        "hours": 2,
+        "period_s": 60,
+        "window_s": 60,
+        "op_window_s": 600,
+        "blocks": 1,
+        "held": True,
+        "disk": "hourly",
+        "tax": True,
+        "credit": True,
     }
     return FleetSpec(**{**facts, **switches})  # type: ignore[arg-type]
 
@@ -298,9 +309,28 @@ def tiny_spec(seed: int = 0, **switches: object) -> FleetSpec:
 def full_spec(seed: int = 0, **switches: object) -> FleetSpec:
     """A small fleet with nearly every switch on."""
     on = (
-        "partial_hours", "serve", "shared_gpu", "spot", "dark", "gap", "held", "restart", "savings_plan", "lost_volume",
-        "storage", "tax", "credit", "refund", "transfer", "overheads", "straddling", "twins", "restated", "late_shard",
-        "duplicate_shard", "corrupt_shard",
+        "partial_hours",
+        "serve",
+        "shared_gpu",
+        "spot",
+        "dark",
+        "gap",
+        "held",
+        "restart",
+        "savings_plan",
+        "lost_volume",
+        "storage",
+        "tax",
+        "credit",
+        "refund",
+        "transfer",
+        "overheads",
+        "straddling",
+        "twins",
+        "restated",
+        "late_shard",
+        "duplicate_shard",
+        "corrupt_shard",
     )
     facts: dict[str, object] = {**dict.fromkeys(on, True), "disk": "hourly", "parts": 2, "period_s": 60, "window_s": 60}
     return FleetSpec(**{"seed": seed, **facts, **switches})  # type: ignore[arg-type]
@@ -309,9 +339,30 @@ def full_spec(seed: int = 0, **switches: object) -> FleetSpec:
 def bundled_spec() -> FleetSpec:
     """The sample day: the first of a month, so that rows of the month fall on it."""
     return FleetSpec(
-        seed=20261001, day="2026-10-01", hours=24, period_s=60, window_s=60, op_window_s=1_800, sample_ppm=20_000, blocks=32,
-        gap=True, held=True, serve=True, spot=True, dark=True, savings_plan=True, disk="hourly", lost_volume=True, storage=True,
-        tax=True, credit=True, refund=True, transfer=True, overheads=True, parts=2, bundled=True,
+        seed=20261001,
+        day="2026-10-01",
+        hours=24,
+        period_s=60,
+        window_s=60,
+        op_window_s=1_800,
+        sample_ppm=20_000,
+        blocks=32,
+        gap=True,
+        held=True,
+        serve=True,
+        spot=True,
+        dark=True,
+        savings_plan=True,
+        disk="hourly",
+        lost_volume=True,
+        storage=True,
+        tax=True,
+        credit=True,
+        refund=True,
+        transfer=True,
+        overheads=True,
+        parts=2,
+        bundled=True,
     )
 
 

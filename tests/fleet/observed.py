@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from tests.fleet.model import HOUR_S, MILLION, SECOND, Fleet, Tenant
-from tests.fleet.telemetry import periods, present
-from tests.fleet.timeline import FIXED, Timeline
+from tests.fleet.timeline import FIXED, Timeline, periods, present
 
 
 class Place(NamedTuple):
@@ -123,9 +122,7 @@ def _readings(timeline: Timeline, number: int, index: int, starts: list[int], ve
     """Adds the time of usable readings outside the units: idle, startup, and held time by what the device showed."""
     fleet = timeline.fleet
     device, period = fleet.machines[number].device(index), fleet.spec.period_s * SECOND
-    stepped = [
-        interval for who, rank, _ in _tenants(fleet, number, index) for interval in timeline.stepping[who, rank]
-    ]
+    stepped = [interval for who, rank, _ in _tenants(fleet, number, index) for interval in timeline.stepping[who, rank]]
     for start in starts:
         if any(a <= start < b for a, b in stepped):
             continue
@@ -133,15 +130,16 @@ def _readings(timeline: Timeline, number: int, index: int, starts: list[int], ve
         if not on:
             vector[Place(device, None, None, None, "idle")] += period
             continue
-        (tenant, stretch), = on
+        ((tenant, stretch),) = on
         rank = tenant.seats.index((number, index))
-        who = (tenant.job_id, tenant.attempt, rank) if tenant.job_id is not None else (None, None, None)
+        nobody = Place(device, None, None, None, stretch.kind)
+        who = nobody if tenant.job_id is None else Place(device, tenant.job_id, tenant.attempt, rank, stretch.kind)
         if stretch.kind == "startup":
-            vector[Place(device, *who, "startup")] += period
+            vector[who._replace(category="startup")] += period
         else:
             busy = period * stretch.busy_ppm // MILLION
-            vector[Place(device, *who, "unattributed_busy")] += busy
-            vector[Place(device, *who, "held_idle")] += period - busy
+            vector[who._replace(category="unattributed_busy")] += busy
+            vector[who._replace(category="held_idle")] += period - busy
 
 
 def layer_time(timeline: Timeline) -> LayerTime:

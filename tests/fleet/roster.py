@@ -72,7 +72,11 @@ class _Roster:
             start = self.near(train, 3, 10)
             self.gaps.append(Gap(train, start, start + self.random.randint(3, 6) * self.grid, is_marked=False))
         if spec.serve or spec.shared_gpu:
-            self._serving(self.machine("g5.xlarge", is_arn=True))
+            serve = self.machine("g5.xlarge", is_arn=True)
+            self._serving(serve)
+            if spec.gap:
+                start = self.near(serve, 6, 10)
+                self.gaps.append(Gap(serve, start, start + self.random.randint(3, 6) * self.grid, is_marked=True))
         if spec.spot:
             self._spot(self.machine("g4dn.xlarge", pricing="spot"))
         if spec.dark:
@@ -90,9 +94,9 @@ class _Roster:
             corrupt=((train, last_hour),) if spec.corrupt_shard else (),
             late=((train, first_hour),) if spec.late_shard else (),
             duplicated=((train, first_hour),) if spec.duplicate_shard else (),
-            # Two fifths of the list price at the plan's rate: covers a part of each hour, and is unused where the hour is short.
-            commitment=(price * Decimal("0.4")).quantize(Decimal("0.01")) if spec.savings_plan else Decimal(0),
-            commitment_hours=(first_hour, last_hour + 1),
+            # At the plan's rate this pays 0.88 of an hour: part of a whole one, and more than some short ones.
+            commitment=(price * Decimal("0.572")).quantize(Decimal("0.01")) if spec.savings_plan else Decimal(0),
+            commitment_hours=(first_hour, min(24, last_hour + 2)),
             spot_prices={"g4dn.xlarge": Decimal("0.2104")},
         )
 
@@ -114,8 +118,16 @@ class _Roster:
                     ),
                 )
             )
-        work = Work("llama-3-8b", "train", (1,), 2_048, spec.blocks, 2_000_000 + 200_000 * spec.blocks, checkpoint_every=400,
-                    checkpoint_us=9_000_000)
+        work = Work(
+            "llama-3-8b",
+            "train",
+            (1,),
+            2_048,
+            spec.blocks,
+            2_000_000 + 200_000 * spec.blocks,
+            checkpoint_every=400,
+            checkpoint_us=9_000_000,
+        )
         job = f"train-llama-{token(spec, 'train', digits=6)}"
         start, end = self.machines[machine].agent_s + 2 * grid, self.machines[machine].end_s - 4 * grid
         crash = self.near(machine, 3, 5)
@@ -168,29 +180,58 @@ class _Roster:
         return (Volume("vol-0" + token(self.spec, "volume", digits=16), 1_000, tuple(attached)),)
 
     def bundled(self) -> Fleet:
-        """Three machines, one of them dark neighbours aside: training, serving, spot with a notebook."""
+        """Training, serving, a spot machine with a notebook, and a machine without telemetry."""
         spec, grid, hour = self.spec, self.grid, HOUR_S
-        train = self.machine("p4d.24xlarge", pricing="savings_plan", start_s=6 * hour + 12 * 60, end_s=12 * hour + 38 * 60,
-                             agent_s=6 * hour + 15 * 60)
+        train = self.machine(
+            "p4d.24xlarge",
+            pricing="savings_plan",
+            start_s=6 * hour + 12 * 60,
+            end_s=12 * hour + 38 * 60,
+            agent_s=6 * hour + 15 * 60,
+        )
         serve = self.machine("g5.12xlarge", start_s=0, end_s=10 * hour, is_arn=True)
-        spot = self.machine("g4dn.xlarge", pricing="spot", start_s=8 * hour + 21 * 60, end_s=13 * hour + 47 * 60,
-                            agent_s=8 * hour + 22 * 60)
+        spot = self.machine(
+            "g4dn.xlarge",
+            pricing="spot",
+            start_s=8 * hour + 21 * 60,
+            end_s=13 * hour + 47 * 60,
+            agent_s=8 * hour + 22 * 60,
+        )
         self.machine("g5.2xlarge", start_s=14 * hour + 5 * 60, end_s=17 * hour + 30 * 60, has_agent=False)
         llama = Work("llama-3-8b", "train", (4,), 2_048, 32, 3_800_000, checkpoint_every=300, checkpoint_us=42_000_000)
         begin, ready, end = 6 * hour + 18 * 60, 6 * hour + 31 * 60, 12 * hour + 30 * 60
-        run = (Stretch("startup", begin, ready, 120_000), Stretch("steps", ready, end, 950_000),
-               Stretch("held", end, end + 4 * 60, 30_000))
+        run = (
+            Stretch("startup", begin, ready, 120_000),
+            Stretch("steps", ready, end, 950_000),
+            Stretch("held", end, end + 4 * 60, 30_000),
+        )
         seats = tuple((train, i) for i in range(8))
         self.tenants.append(Tenant(seats, begin, run, "train-llama-3-8b", 0, "train", llama))
         self.gaps.append(Gap(train, 9 * hour + 40 * 60, 9 * hour + 52 * 60, is_marked=False))
         bert = Work("bert-base", "prefill", (64, 256), 128, 12, 260_000, input_ppm=0, dtype="fp16")
         resnet = Work("resnet-50", "prefill", (128, 512), 0, 16, 300_000, input_ppm=300_000, dtype="fp16")
-        for index, (name, work, stop) in enumerate([("serve-bert", bert, 10), ("serve-bert", bert, 8), ("serve-resnet", resnet, 6)]):
-            stretches = (Stretch("held", 0, 10 * grid, 20_000), Stretch("steps", 10 * grid, stop * hour - 10 * grid, 400_000),
-                         Stretch("held", stop * hour - 10 * grid, stop * hour, 0))
+        for index, (name, work, stop) in enumerate(
+            [("serve-bert", bert, 10), ("serve-bert", bert, 8), ("serve-resnet", resnet, 6)]
+        ):
+            stretches = (
+                Stretch("held", 0, 10 * grid, 20_000),
+                Stretch("steps", 10 * grid, stop * hour - 10 * grid, 400_000),
+                Stretch("held", stop * hour - 10 * grid, stop * hour, 0),
+            )
             self.tenants.append(Tenant(((serve, index),), YESTERDAY, stretches, f"{name}-{index}", 0, "serve", work))
-        notebook = (Stretch("held", 9 * hour, 10 * hour + 30 * 60, 80_000), Stretch("held", 10 * hour + 30 * 60, 12 * hour, 0))
+        notebook = (
+            Stretch("held", 9 * hour, 10 * hour + 30 * 60, 80_000),
+            Stretch("held", 10 * hour + 30 * 60, 12 * hour, 0),
+        )
         self.tenants.append(Tenant(((spot, 0),), 9 * hour, notebook))
         volume = Volume("vol-0" + token(spec, "volume", digits=16), 4_000, ((train, 6, 13),))
-        return Fleet(spec, tuple(self.machines), tuple(self.tenants), tuple(self.gaps), (volume,), commitment=Decimal("9.50"),
-                     commitment_hours=(0, 24), spot_prices={"g4dn.xlarge": Decimal("0.2104")})
+        return Fleet(
+            spec,
+            tuple(self.machines),
+            tuple(self.tenants),
+            tuple(self.gaps),
+            (volume,),
+            commitment=Decimal("9.50"),
+            commitment_hours=(0, 24),
+            spot_prices={"g4dn.xlarge": Decimal("0.2104")},
+        )

@@ -129,14 +129,19 @@ def resnet50(batch: int, seq: int = 0, blocks: int = 16) -> list[_Piece]:
         for place in range(depth):
             # The first block of stages 2 to 4 halves the image in its 3x3, so its 1x1 still sees the larger one.
             stride = 2 if place == 0 and stage > 1 else 1
-            convs = [_conv(batch, c_in, narrow, 1, out * stride), _conv(batch, narrow, narrow, 3, out, stride),
-                     _conv(batch, narrow, 4 * narrow, 1, out)]
+            convs = [
+                _conv(batch, c_in, narrow, 1, out * stride),
+                _conv(batch, narrow, narrow, 3, out, stride),
+                _conv(batch, narrow, 4 * narrow, 1, out),
+            ]
             if place == 0:
                 convs.append(_conv(batch, c_in, 4 * narrow, 1, out, stride))
             number += 1
             if number <= blocks:
                 flops, weights, moved = (sum(c[part] for c in convs) for part in range(3))
-                found.append(_Piece(f"layer{stage}.{place}", "conv2d", number, len(convs), flops, weights, moved, 2 * flops))
+                found.append(
+                    _Piece(f"layer{stage}.{place}", "conv2d", number, len(convs), flops, weights, moved, 2 * flops)
+                )
             c_in = 4 * narrow
     found.append(_matmul("fc", number + 1, [(batch, 2_048, 1_000)]))
     return found

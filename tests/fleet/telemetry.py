@@ -18,22 +18,14 @@ import pyarrow as pa
 
 from seedance.schema import DEVICE_SAMPLES, EVENTS, JOBS, OP_WINDOWS, PROCESS_SAMPLES, STEP_WINDOWS, TELEMETRY, Table
 from seedance.shard import write_shard
-from tests.fleet.model import HOUR_S, MILLION, SECOND, Fleet, Machine, Stretch, Tenant
+from tests.fleet.model import HOUR_S, MILLION, SECOND, Fleet, Machine, Tenant
 from tests.fleet.shapes import PARAMETERS
-from tests.fleet.timeline import OpRow, StepRow, Timeline
+from tests.fleet.timeline import OpRow, StepRow, Timeline, periods, present
 
 Row = dict[str, Any]
 SM_COUNT = {"NVIDIA A100": 108, "NVIDIA A10G": 80, "NVIDIA T4": 40}
 POWER_MW = {"NVIDIA A100": (52_000, 400_000), "NVIDIA A10G": (24_000, 300_000), "NVIDIA T4": (9_000, 70_000)}
 """Idle and highest board power."""
-UUID_COLUMN = {
-    DEVICE_SAMPLES.name: "sampled_at_utc",
-    PROCESS_SAMPLES.name: "sampled_at_utc",
-    OP_WINDOWS.name: "window_start_utc",
-    STEP_WINDOWS.name: "window_start_utc",
-    JOBS.name: "stated_at_utc",
-    EVENTS.name: "at_utc",
-}
 
 
 @dataclass(frozen=True)
@@ -105,33 +97,17 @@ def _host(fleet: Fleet, tenant: int, rank: int) -> int:
 def _seat(fleet: Fleet, tenant: int, rank: int) -> Row:
     machine, index = fleet.tenants[tenant].seats[rank]
     who = fleet.tenants[tenant]
-    return {"job_id": who.job_id, "attempt": who.attempt, "rank": rank, "device_uuid": fleet.machines[machine].device(index)}
+    return {
+        "job_id": who.job_id,
+        "attempt": who.attempt,
+        "rank": rank,
+        "device_uuid": fleet.machines[machine].device(index),
+    }
 
 
 def at(fleet: Fleet, second: int) -> int:
     """Instant of a second of the day, ns UTC."""
     return fleet.spec.day_ns + second * SECOND
-
-
-def periods(fleet: Fleet, number: int) -> Iterator[tuple[int, int, bool]]:
-    """(start, end, usable) of every reading that the agent of a machine takes, in s; none in a gap that is not marked."""
-    machine, period = fleet.machines[number], fleet.spec.period_s
-    gaps = [g for g in fleet.gaps if g.machine == number]
-    for start in range(machine.agent_s, machine.end_s, period):
-        inside = [g for g in gaps if g.start_s <= start < g.end_s]
-        if not inside or inside[0].is_marked:
-            yield start, start + period, not inside
-
-
-def present(fleet: Fleet, number: int, index: int, second: int) -> list[tuple[Tenant, Stretch]]:
-    """Tenants on a device at an instant, with what they do."""
-    return [
-        (tenant, stretch)
-        for tenant in fleet.tenants
-        if (number, index) in tenant.seats
-        for stretch in tenant.stretches
-        if stretch.start_s <= second < stretch.end_s
-    ]
 
 
 def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
@@ -146,15 +122,37 @@ def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
             busy = max((s.busy_ppm for _, s in on), default=0)
             power = idle_mw + (full_mw - idle_mw) * busy // MILLION * 8 // 10
             row = {
-                "gpu_uuid": machine.device(index), "mig_uuid": None, "sampled_at_utc": at(fleet, end), "node": machine.node,
-                "boot_id": boot, "cloud": "aws", "instance_id": machine.instance_id, "gpu_model": facts.gpu_model,
-                "mig_profile": None, "source": "nvml", "state": "ok" if usable else "lost: driver not loaded", "gpu_index": index,
-                "sm_count": SM_COUNT[facts.gpu_model], "process_count": len(on), "temperature_c": 31 + 40 * busy // MILLION,
-                "sm_clock_mhz": 210 if not busy else 1_410, "memory_clock_mhz": 1_215, "gpu_util_ppm": busy,
-                "sm_active_ppm": busy * 7 // 10, "tensor_active_ppm": busy * 4 // 10, "dram_active_ppm": busy * 3 // 10,
-                "power_mw": power, "covered_ns": period * SECOND, "memory_used_bytes": facts.gpu_memory_bytes * 3 // 4 if on else 0,
-                "memory_total_bytes": facts.gpu_memory_bytes, "throttle_mask": 0, "energy_mj": power * period,
-                "pcie_tx_bytes": busy * period, "pcie_rx_bytes": busy * period, "nvlink_tx_bytes": None, "nvlink_rx_bytes": None,
+                "gpu_uuid": machine.device(index),
+                "mig_uuid": None,
+                "sampled_at_utc": at(fleet, end),
+                "node": machine.node,
+                "boot_id": boot,
+                "cloud": "aws",
+                "instance_id": machine.instance_id,
+                "gpu_model": facts.gpu_model,
+                "mig_profile": None,
+                "source": "nvml",
+                "state": "ok" if usable else "lost: driver not loaded",
+                "gpu_index": index,
+                "sm_count": SM_COUNT[facts.gpu_model],
+                "process_count": len(on),
+                "temperature_c": 31 + 40 * busy // MILLION,
+                "sm_clock_mhz": 210 if not busy else 1_410,
+                "memory_clock_mhz": 1_215,
+                "gpu_util_ppm": busy,
+                "sm_active_ppm": busy * 7 // 10,
+                "tensor_active_ppm": busy * 4 // 10,
+                "dram_active_ppm": busy * 3 // 10,
+                "power_mw": power,
+                "covered_ns": period * SECOND,
+                "memory_used_bytes": facts.gpu_memory_bytes * 3 // 4 if on else 0,
+                "memory_total_bytes": facts.gpu_memory_bytes,
+                "throttle_mask": 0,
+                "energy_mj": power * period,
+                "pcie_tx_bytes": busy * period,
+                "pcie_rx_bytes": busy * period,
+                "nvlink_tx_bytes": None,
+                "nvlink_rx_bytes": None,
             }
             yield (end - 1) // HOUR_S, row
 
@@ -169,15 +167,24 @@ def _process_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
             for tenant, stretch in on:
                 place = fleet.tenants.index(tenant)
                 share = tenant.share_ppm if len(on) > 1 else stretch.busy_ppm
-                yield (end - 1) // HOUR_S, {
-                    "device_uuid": machine.device(index), "host_pid": 4_000 + 100 * place + index,
-                    "pid_started_ns": at(fleet, tenant.pid_started_s), "sampled_at_utc": at(fleet, end), "node": machine.node,
-                    "job_id": tenant.job_id, "owner_source": "env" if tenant.job_id else "none",
-                    "attempt": tenant.attempt if tenant.job_id else None,
-                    "rank": tenant.seats.index((number, index)) if tenant.job_id else None, "sm_util_ppm": share,
-                    "mps_limit_ppm": None, "covered_ns": period * SECOND,
-                    "memory_used_bytes": machine.facts.gpu_memory_bytes * 3 // 4 // len(on),
-                }
+                yield (
+                    (end - 1) // HOUR_S,
+                    {
+                        "device_uuid": machine.device(index),
+                        "host_pid": 4_000 + 100 * place + index,
+                        "pid_started_ns": at(fleet, tenant.pid_started_s),
+                        "sampled_at_utc": at(fleet, end),
+                        "node": machine.node,
+                        "job_id": tenant.job_id,
+                        "owner_source": "env" if tenant.job_id else "none",
+                        "attempt": tenant.attempt if tenant.job_id else None,
+                        "rank": tenant.seats.index((number, index)) if tenant.job_id else None,
+                        "sm_util_ppm": share,
+                        "mps_limit_ppm": None,
+                        "covered_ns": period * SECOND,
+                        "memory_used_bytes": machine.facts.gpu_memory_bytes * 3 // 4 // len(on),
+                    },
+                )
 
 
 def _step_row(fleet: Fleet, step: StepRow) -> Row:
@@ -187,14 +194,32 @@ def _step_row(fleet: Fleet, step: StepRow) -> Row:
     samples = step.units * step.batch
     memory = fleet.machines[tenant.seats[step.rank][0]].facts.gpu_memory_bytes
     return {
-        **_seat(fleet, step.tenant, step.rank), "phase": work.phase, "batch_size": step.batch,
-        "window_start_utc": at(fleet, step.window_s), "window_ns": fleet.spec.window_s * SECOND, "units": step.units,
-        "wall_ns": step.wall, "active_ns": step.active, "input_stall_ns": step.input_stall, "checkpoint_ns": step.checkpoint,
-        "held_idle_ns": step.held_idle, "sampled_units": step.sampled_units, "sampled_active_ns": step.sampled_active,
-        "samples": samples, "tokens_in": samples * work.seq, "tokens_out": 0,
-        "requests": samples if tenant.kind == "serve" else 0, "input_wait_ns": step.input_stall, "probe_ns": step.units * 20_000,
-        "dropped_units": 0, "allocated_bytes": memory // 2, "reserved_bytes": memory * 3 // 4, "active_bytes": memory // 2,
-        "inactive_split_bytes": memory // 100, "alloc_retries": 0, "ooms": 0,
+        **_seat(fleet, step.tenant, step.rank),
+        "phase": work.phase,
+        "batch_size": step.batch,
+        "window_start_utc": at(fleet, step.window_s),
+        "window_ns": fleet.spec.window_s * SECOND,
+        "units": step.units,
+        "wall_ns": step.wall,
+        "active_ns": step.active,
+        "input_stall_ns": step.input_stall,
+        "checkpoint_ns": step.checkpoint,
+        "held_idle_ns": step.held_idle,
+        "sampled_units": step.sampled_units,
+        "sampled_active_ns": step.sampled_active,
+        "samples": samples,
+        "tokens_in": samples * work.seq,
+        "tokens_out": 0,
+        "requests": samples if tenant.kind == "serve" else 0,
+        "input_wait_ns": step.input_stall,
+        "probe_ns": step.units * 20_000,
+        "dropped_units": 0,
+        "allocated_bytes": memory // 2,
+        "reserved_bytes": memory * 3 // 4,
+        "active_bytes": memory // 2,
+        "inactive_split_bytes": memory // 100,
+        "alloc_retries": 0,
+        "ooms": 0,
     }
 
 
@@ -205,14 +230,28 @@ def _op_row(fleet: Fleet, row: OpRow) -> Row:
     dtype = "none" if op.direction == "none" else work.dtype
     calls = row.units * op.calls
     return {
-        **_seat(fleet, row.tenant, row.rank), "op_key": op_key(op.layer, op.direction, op.kind, work.phase, row.batch, dtype),
-        "variant": "", "method": "events", "window_start_utc": at(fleet, row.window_s), "layer": op.layer, "op": op.kind,
-        "pass": op.direction, "phase": work.phase, "dtype": dtype, "layer_index": op.index, "batch_size": row.batch,
-        "window_ns": fleet.spec.op_window_s * SECOND, "calls": calls, "flops": row.units * op.flops,
-        "hw_flops": row.units * op.flops, "bytes_ideal": row.units * op.bytes,
-        "uncounted_calls": 0 if op.is_counted else calls, "sampled_calls": row.sampled_units * op.calls,
+        **_seat(fleet, row.tenant, row.rank),
+        "op_key": op_key(op.layer, op.direction, op.kind, work.phase, row.batch, dtype),
+        "variant": "",
+        "method": "events",
+        "window_start_utc": at(fleet, row.window_s),
+        "layer": op.layer,
+        "op": op.kind,
+        "pass": op.direction,
+        "phase": work.phase,
+        "dtype": dtype,
+        "layer_index": op.index,
+        "batch_size": row.batch,
+        "window_ns": fleet.spec.op_window_s * SECOND,
+        "calls": calls,
+        "flops": row.units * op.flops,
+        "hw_flops": row.units * op.flops,
+        "bytes_ideal": row.units * op.bytes,
+        "uncounted_calls": 0 if op.is_counted else calls,
+        "sampled_calls": row.sampled_units * op.calls,
         # Collectives run beside compute: their raw time is longer than what they add.
-        "busy_ns": row.exclusive * 5 // 4 if op.direction == "comm" else row.exclusive, "exclusive_ns": row.exclusive,
+        "busy_ns": row.exclusive * 5 // 4 if op.direction == "comm" else row.exclusive,
+        "exclusive_ns": row.exclusive,
         "exclusive_us2": row.us2,
     }
 
@@ -226,7 +265,11 @@ def _job_rows(timeline: Timeline) -> Iterator[tuple[int, int, Row]]:
         # What was said before the day began, or while nobody listened, is not in the day's shards.
         begin = max(tenant.start_s, machine.agent_s)
         end = tenant.end_s - 1
-        said = [("started", begin), *(("beat", t) for t in range((begin // HOUR_S + 1) * HOUR_S, end, HOUR_S)), ("ended", end)]
+        said = [
+            ("started", begin),
+            *(("beat", t) for t in range((begin // HOUR_S + 1) * HOUR_S, end, HOUR_S)),
+            ("ended", end),
+        ]
         if tenant.kind == "train":
             said.append(("result", end))
         for statement, second in said:
@@ -238,14 +281,34 @@ def _job_row(fleet: Fleet, tenant: Tenant, machine: Machine, statement: str, sec
     assert work is not None and tenant.job_id is not None
     ranks = len(tenant.seats)
     return {
-        "job_id": tenant.job_id, "attempt": tenant.attempt, "rank": None, "stated_at_utc": at(fleet, second),
-        "statement": statement, "node": machine.node, "device_uuid": None, "name": tenant.job_id.rsplit("-", 1)[0],
-        "team": "research" if tenant.kind == "train" else "platform", "project": "fleet", "owner": "ml-engineers",
-        "kind": tenant.kind, "model": work.network, "config_id": f"{work.network}-{max(work.batches)}",
-        "hardware_profile": machine.instance_type, "quantisation": "none", "code_version": "1.0.0", "run_url": None,
-        "quality_metric": "loss" if statement == "result" else None, "exit_reason": "completed" if statement == "ended" else None,
-        "labels": [("parameters", str(PARAMETERS[work.network])), ("stage", tenant.kind)], "dp": ranks, "tp": 1, "pp": 1,
-        "cp": 1, "ep": 1, "world_size": ranks, "quality": Decimal("2.125000000") if statement == "result" else None,
+        "job_id": tenant.job_id,
+        "attempt": tenant.attempt,
+        "rank": None,
+        "stated_at_utc": at(fleet, second),
+        "statement": statement,
+        "node": machine.node,
+        "device_uuid": None,
+        "name": tenant.job_id.rsplit("-", 1)[0],
+        "team": "research" if tenant.kind == "train" else "platform",
+        "project": "fleet",
+        "owner": "ml-engineers",
+        "kind": tenant.kind,
+        "model": work.network,
+        "config_id": f"{work.network}-{max(work.batches)}",
+        "hardware_profile": machine.instance_type,
+        "quantisation": "none",
+        "code_version": "1.0.0",
+        "run_url": None,
+        "quality_metric": "loss" if statement == "result" else None,
+        "exit_reason": "completed" if statement == "ended" else None,
+        "labels": [("parameters", str(PARAMETERS[work.network])), ("stage", tenant.kind)],
+        "dp": ranks,
+        "tp": 1,
+        "pp": 1,
+        "cp": 1,
+        "ep": 1,
+        "world_size": ranks,
+        "quality": Decimal("2.125000000") if statement == "result" else None,
     }
 
 
@@ -258,20 +321,36 @@ def _event_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
                 second = max(hour * HOUR_S, machine.agent_s)
                 if second < min((hour + 1) * HOUR_S, machine.end_s):
                     payload = {"device": "/dev/nvme1n1", "gib": volume.gib}
-                    yield hour, _event(fleet, machine, second, "kernel", "block_device", volume.volume_id, payload, None)
+                    yield (
+                        hour,
+                        _event(fleet, machine, second, "kernel", "block_device", volume.volume_id, payload, None),
+                    )
     for tenant in fleet.tenants:
         if tenant.work is not None and tenant.work.checkpoint_every and tenant.seats[0][0] == number:
             second = tenant.end_s - 1
             path = f"s3://checkpoints/{tenant.job_id}/{tenant.attempt}/last"
-            yield second // HOUR_S, _event(fleet, machine, second, "checkpoint", "saved", path, {"blocking": True}, tenant)
+            yield (
+                second // HOUR_S,
+                _event(fleet, machine, second, "checkpoint", "saved", path, {"blocking": True}, tenant),
+            )
 
 
-def _event(fleet: Fleet, machine: Machine, second: int, source: str, kind: str, about: str, payload: Row,
-           tenant: Tenant | None) -> Row:
+def _event(
+    fleet: Fleet, machine: Machine, second: int, source: str, kind: str, about: str, payload: Row, tenant: Tenant | None
+) -> Row:
     stamp = datetime.fromtimestamp(at(fleet, second) // SECOND, UTC).strftime("%Y%m%dT%H%M%S")
     return {
-        "at_utc": at(fleet, second), "event_id": f"{machine.node}/{kind}/{about}/{stamp}", "source": source, "kind": kind,
-        "severity": "info", "object": about, "node": machine.node, "device_uuid": None,
-        "job_id": tenant.job_id if tenant else None, "payload": json.dumps(payload, sort_keys=True),
-        "attempt": tenant.attempt if tenant else None, "rank": None, "count": 1,
+        "at_utc": at(fleet, second),
+        "event_id": f"{machine.node}/{kind}/{about}/{stamp}",
+        "source": source,
+        "kind": kind,
+        "severity": "info",
+        "object": about,
+        "node": machine.node,
+        "device_uuid": None,
+        "job_id": tenant.job_id if tenant else None,
+        "payload": json.dumps(payload, sort_keys=True),
+        "attempt": tenant.attempt if tenant else None,
+        "rank": None,
+        "count": 1,
     }

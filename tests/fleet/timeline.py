@@ -11,15 +11,17 @@ from __future__ import annotations
 import hashlib
 import random
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tests.fleet import shapes
-from tests.fleet.model import HOUR_S, MILLION, Fleet, Machine, Tenant
+from tests.fleet.model import HOUR_S, MILLION, Fleet, Machine, Stretch, Tenant
 from tests.fleet.shapes import Op
 
 US = 1_000
@@ -140,7 +142,7 @@ def pieces(fleet: Fleet, tenant: Tenant) -> list[Piece]:
     for stretch in (s for s in tenant.stretches if s.kind == "steps"):
         cuts = edges | set(range(0, stretch.end_s, HOUR_S)) | {stretch.start_s, stretch.end_s}
         inside = sorted(t for t in cuts if stretch.start_s <= t <= stretch.end_s)
-        for start, end in zip(inside, inside[1:], strict=False):
+        for start, end in pairwise(inside):
             count = max(1, (end - start) * MILLION // work.unit_us)
             batches = tuple(shuffle.choice(work.batches) for _ in range(count))
             lost = frozenset(g.machine for g in gaps if g.start_s <= start and end <= g.end_s)
@@ -165,12 +167,34 @@ def is_sampled(job_id: str | None, attempt: int, unit: int, ppm: int) -> bool:
     return int.from_bytes(digest, "big") * MILLION < ppm << 64
 
 
+def periods(fleet: Fleet, number: int) -> Iterator[tuple[int, int, bool]]:
+    """(start, end, usable) of every reading that the agent of a machine takes, in s; none in a gap that is not marked."""
+    machine, period = fleet.machines[number], fleet.spec.period_s
+    gaps = [g for g in fleet.gaps if g.machine == number]
+    for start in range(machine.agent_s, machine.end_s, period):
+        inside = [g for g in gaps if g.start_s <= start < g.end_s]
+        if not inside or inside[0].is_marked:
+            yield start, start + period, not inside
+
+
+def present(fleet: Fleet, number: int, index: int, second: int) -> list[tuple[Tenant, Stretch]]:
+    """Tenants on a device at an instant, with what they do."""
+    return [
+        (tenant, stretch)
+        for tenant in fleet.tenants
+        if (number, index) in tenant.seats
+        for stretch in tenant.stretches
+        if stretch.start_s <= second < stretch.end_s
+    ]
+
+
 def _run_tenant(timeline: Timeline, number: int, tenant: Tenant) -> None:
     fleet = timeline.fleet
     parts = pieces(fleet, tenant)
     ppm = timeline.sample_ppm[number] = _enough(tenant, parts, fleet.spec.sample_ppm)
     flags = [
-        np.array([is_sampled(tenant.job_id, tenant.attempt, p.first_unit + i, ppm) for i in range(len(p.batches))]) for p in parts
+        np.array([is_sampled(tenant.job_id, tenant.attempt, p.first_unit + i, ppm) for i in range(len(p.batches))])
+        for p in parts
     ]
     for rank, (machine, _) in enumerate(tenant.seats):
         bases = {b: _base_us(operations(tenant, b), fleet.machines[machine], rank) for b in tenant.work.batches}  # type: ignore[union-attr]
@@ -184,11 +208,15 @@ def _run_tenant(timeline: Timeline, number: int, tenant: Tenant) -> None:
         for run in runs:
             for place, row in run:
                 old = joined.get((row.window_s, row.batch, place))
-                joined[row.window_s, row.batch, place] = row if old is None else old._replace(
-                    units=old.units + row.units,
-                    sampled_units=old.sampled_units + row.sampled_units,
-                    exclusive=old.exclusive + row.exclusive,
-                    us2=old.us2 + row.us2,
+                joined[row.window_s, row.batch, place] = (
+                    row
+                    if old is None
+                    else old._replace(
+                        units=old.units + row.units,
+                        sampled_units=old.sampled_units + row.sampled_units,
+                        exclusive=old.exclusive + row.exclusive,
+                        us2=old.us2 + row.us2,
+                    )
                 )
         timeline.ops.extend(joined[key] for key in sorted(joined))
 
@@ -215,11 +243,14 @@ def _base_us(ops: list[Op], machine: Machine, rank: int) -> Ints:
         seconds = op.bytes / wire if op.direction in ("comm", "copy") else op.flops / flops_s + op.bytes / bytes_s
         found.append(max(40, round(seconds * 1e6 * (1_000 + 3 * rank) / 1_000)))
     worked = sum(us for us, op in zip(found, ops, strict=True) if op.direction not in FIXED)
-    return np.array([worked // 50 if op.direction == "none" else us for us, op in zip(found, ops, strict=True)], np.int64)
+    return np.array(
+        [worked // 50 if op.direction == "none" else us for us, op in zip(found, ops, strict=True)], np.int64
+    )
 
 
-def _run_piece(timeline: Timeline, number: int, rank: int, piece: Piece, sampled: npt.NDArray[np.bool_],
-               bases: dict[int, Ints]) -> list[tuple[int, OpRow]]:
+def _run_piece(
+    timeline: Timeline, number: int, rank: int, piece: Piece, sampled: npt.NDArray[np.bool_], bases: dict[int, Ints]
+) -> list[tuple[int, OpRow]]:
     """Adds the step rows and totals of one rank in one piece; returns its op rows with the place of their operation."""
     fleet = timeline.fleet
     tenant = fleet.tenants[number]
@@ -255,7 +286,9 @@ def _run_piece(timeline: Timeline, number: int, rank: int, piece: Piece, sampled
             chosen = times[here & sampled[mine]]
             spent, squares = chosen.sum(axis=0).tolist(), (chosen * chosen).sum(axis=0).tolist()
             for place, op in enumerate(ops):
-                row = OpRow(number, rank, batch, window, op, int(here.sum()), len(chosen), spent[place] * US, squares[place])
+                row = OpRow(
+                    number, rank, batch, window, op, int(here.sum()), len(chosen), spent[place] * US, squares[place]
+                )
                 rows.append((place, row))
     return rows
 
@@ -265,7 +298,9 @@ def _gap_us(tenant: Tenant, piece: Piece, active: Ints, rng: np.random.Generator
     work = tenant.work
     assert work is not None
     room = (piece.end_s - piece.start_s) * MILLION - int(active.sum())
-    assert room >= 0, f"{tenant.job_id}: units of {work.unit_us} us are shorter than their operations ({int(active.max())} us)"
+    assert room >= 0, (
+        f"{tenant.job_id}: units of {work.unit_us} us are shorter than their operations ({int(active.max())} us)"
+    )
     checkpoint = np.zeros_like(active)
     if work.checkpoint_every:
         saves = np.flatnonzero((np.arange(len(active)) + piece.first_unit + 1) % work.checkpoint_every == 0)
@@ -289,8 +324,13 @@ def _jitter(base: Ints, ops: list[Op], units: int, rng: np.random.Generator) -> 
     return times
 
 
-def _add_steps(timeline: Timeline, who: tuple[int, int], piece: Piece,
-               units: tuple[Ints, Ints, npt.NDArray[np.bool_]], columns: Ints) -> None:
+def _add_steps(
+    timeline: Timeline,
+    who: tuple[int, int],
+    piece: Piece,
+    units: tuple[Ints, Ints, npt.NDArray[np.bool_]],
+    columns: Ints,
+) -> None:
     """Adds a row for each window and batch size; a window in which no unit ends gets one without units."""
     batches, ends, sampled = units
     length = timeline.fleet.spec.window_s
@@ -303,6 +343,17 @@ def _add_steps(timeline: Timeline, who: tuple[int, int], piece: Piece,
             count, active, waiting, saved, held = columns[:, mine].sum(axis=1).tolist()
             seen = mine & sampled
             timeline.steps.append(
-                StepRow(*who, batch, window, count, (active + waiting + saved + held) * US, active * US, waiting * US, saved * US,
-                        held * US, int(seen.sum()), int(columns[1, seen].sum()) * US)
+                StepRow(
+                    *who,
+                    batch,
+                    window,
+                    count,
+                    (active + waiting + saved + held) * US,
+                    active * US,
+                    waiting * US,
+                    saved * US,
+                    held * US,
+                    int(seen.sum()),
+                    int(columns[1, seen].sum()) * US,
+                )
             )

@@ -7,19 +7,17 @@ money in whole units of 1e-12. Written for clarity; a small fleet takes a fracti
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from decimal import Decimal
 from fractions import Fraction
 from typing import NamedTuple
 
+from tests.fleet.arithmetic import UNIT, half_even, largest_remainder, order, telescoped, units
 from tests.fleet.bill import EC2, Charge, charges
 from tests.fleet.model import DAY, HOUR, HOUR_S, Fleet
 from tests.fleet.observed import Layer, LayerTime, Place, Vector, layer_time, observed_time
 from tests.fleet.timeline import Timeline, observe
 
-UNIT = 10**12
-"""Units of money in one of currency."""
 Money = tuple[int, int, int]
 """BilledCost, EffectiveCost, ListCost in units of 1e-12."""
 MACHINE, DEPENDANT = "(machine)", "(dependant)"
@@ -40,6 +38,7 @@ class Address(NamedTuple):
     listed: int | None
     estimated: int | None
     instance_type: str | None
+    """Type of that instance."""
     pricing: str | None
 
 
@@ -86,8 +85,14 @@ class Truth:
         return {name: (v[0], v[1], v[2]) for name, v in sorted(found.items())}
 
 
-def true_ledger(fleet: Fleet, *, timeline: Timeline | None = None, delivery: int = 1, with_late: bool = True,
-                day_ns: int | None = None) -> Truth:
+def true_ledger(
+    fleet: Fleet,
+    *,
+    timeline: Timeline | None = None,
+    delivery: int = 1,
+    with_late: bool = True,
+    day_ns: int | None = None,
+) -> Truth:
     """The true ledger of one day.
 
     Args:
@@ -116,45 +121,11 @@ def usage_days(fleet: Fleet, delivery: int = 1) -> list[int]:
     return [number * DAY for number in sorted(found)]
 
 
-def largest_remainder(total: int, weights: Sequence[int]) -> list[int]:
-    """Integers that add up to total, each within one of its share; ties to the earlier. The weights' sum is positive."""
-    whole = sum(weights)
-    parts = [divmod(abs(total) * w, whole) for w in weights]
-    short = abs(total) - sum(quotient for quotient, _ in parts)
-    up = set(sorted(range(len(parts)), key=lambda i: (-parts[i][1], i))[:short])
-    sign = -1 if total < 0 else 1
-    return [sign * (quotient + (i in up)) for i, (quotient, _) in enumerate(parts)]
-
-
-def half_even(value: Fraction) -> int:
-    """Nearest integer, ties to the even one."""
-    return round(value)
-
-
-def order(place: Place) -> tuple[tuple[bool, str | int], ...]:
-    """Order of places: code points of text, numbers as numbers, nulls last."""
-    return tuple((value is None, "" if value is None and i in (0, 1, 4) else 0 if value is None else value)
-                 for i, value in enumerate(place))
-
-
-def units(amount: Decimal) -> int:
-    """Units of 1e-12."""
-    scaled = amount * UNIT
-    assert scaled == int(scaled), amount
-    return int(scaled)
-
-
 def _is_spread(charge: Charge) -> bool:
     """Whether the charge goes over the days it touches; otherwise it books whole at its start."""
     if charge["ChargeFrequency"] != "Usage-Based":
         return False
     return charge.end_ns - charge.start_ns <= DAY or charge.kind in ("machine", "dependant")
-
-
-def _telescoped(amount: int, start: int, end: int, length: int) -> int:
-    """Part of an amount over [start, end) of its length: adds up without knowing the other parts."""
-    part = abs(amount) * end // length - abs(amount) * start // length
-    return -part if amount < 0 else part
 
 
 class _Ledger:
@@ -202,8 +173,10 @@ class _Ledger:
             (row.kind == "rounding", "rounding"),
             (row["ChargeCategory"] == "Purchase" and bool(commitment), "commitment_purchase"),
             (row["CommitmentDiscountStatus"] == "Unused", "commitment_unused"),
-            (row["CapacityReservationStatus"] == "Unused" or "UnusedBox" in usage_type or "UnusedDed" in usage_type,
-             "capacity_unused"),
+            (
+                row["CapacityReservationStatus"] == "Unused" or "UnusedBox" in usage_type or "UnusedDed" in usage_type,
+                "capacity_unused",
+            ),
             (row.kind == "support", "support"),
             (row.kind == "machine" or row.machine in self.machines, MACHINE),
             (row.dependant in self.attached, DEPENDANT),
@@ -238,8 +211,12 @@ class _Ledger:
 
     def _is_span_row(self, row: Charge) -> bool:
         return (
-            row.kind == "machine" and row["ChargeCategory"] == "Usage" and row["ChargeClass"] is None and row.billed >= 0
-            and row.effective >= 0 and row["CommitmentDiscountStatus"] != "Unused"
+            row.kind == "machine"
+            and row["ChargeCategory"] == "Usage"
+            and row["ChargeClass"] is None
+            and row.billed >= 0
+            and row.effective >= 0
+            and row["CommitmentDiscountStatus"] != "Unused"
             and row["CapacityReservationStatus"] != "Unused"
         )
 
@@ -255,7 +232,7 @@ class _Ledger:
                 continue
             whole = half_even(total)
             length = row.end_ns - row.start_ns
-            part = _telescoped(whole, overlaps[0][1] - row.start_ns, overlaps[-1][2] - row.start_ns, length)
+            part = telescoped(whole, overlaps[0][1] - row.start_ns, overlaps[-1][2] - row.start_ns, length)
             spread = self._spread(part, row.machine, overlaps)
             self.machine_row_hours[id(row)] = spread
             for (hour, _, _), ns in zip(overlaps, spread, strict=True):
@@ -324,8 +301,12 @@ class _Ledger:
     def _day_money(self, row: Charge) -> Money:
         if not _is_spread(row):
             return self._money(row, lambda amount: amount)
-        start, end = max(row.start_ns, self.day), min(row.end_ns, self.day + DAY)
-        return self._money(row, lambda a: _telescoped(a, start - row.start_ns, end - row.start_ns, row.end_ns - row.start_ns))
+        return self._span_money(row, max(row.start_ns, self.day), min(row.end_ns, self.day + DAY))
+
+    def _span_money(self, row: Charge, start: int, end: int) -> Money:
+        """What of a row falls into [start, end), by the telescoped formula on the whole charge."""
+        first, last, length = start - row.start_ns, end - row.start_ns, row.end_ns - row.start_ns
+        return self._money(row, lambda amount: telescoped(amount, first, last, length))
 
     def _hour_parts(self, row: Charge, category: str) -> list[tuple[int, Money]]:
         """The day's money of a row by hour of the day."""
@@ -340,29 +321,34 @@ class _Ledger:
                 weights = [1] + [0] * (len(overlaps) - 1)
             split = [largest_remainder(amount, weights) for amount in self._day_money(row)]
             return [(hour, (split[0][i], split[1][i], split[2][i])) for i, (hour, _, _) in enumerate(overlaps)]
-        length = row.end_ns - row.start_ns
-        return [
-            (hour, self._money(row, lambda a, s=start, e=end: _telescoped(a, s - row.start_ns, e - row.start_ns, length)))  # type: ignore[misc]
-            for hour, start, end in overlaps
-        ]
+        return [(hour, self._span_money(row, start, end)) for hour, start, end in overlaps]
 
     def _first_rounding(self, row: Charge, category: str, hour: int, money: Money) -> None:
         if category == MACHINE:
             assert row.machine is not None
-            self._over(row, hour, money, self.truth.vectors.get((row.machine, hour), {NOWHERE: 0}), row.machine)
+            vector = self.truth.vectors.get((row.machine, hour), {NOWHERE: 0})
+            self._over(row, hour, money, vector, dict.fromkeys([*vector, NOWHERE], row.machine))
         elif category == DEPENDANT:
-            hosts = self.attached[row.dependant].get(hour, [])
             joined: Vector = defaultdict(int)
-            for host in hosts:
+            hosts: dict[Place, str | None] = {}
+            for host in self.attached[row.dependant].get(hour, []):
                 for place, ns in self.truth.vectors.get((host, hour), {}).items():
                     joined[place] += ns
-            idle = {Place(None, None, None, None, "idle"): 1}
-            self._over(row, hour, money, joined or idle, hosts[0] if joined and len(hosts) == 1 else None)
+                    hosts[place] = None if place in hosts else host
+            self._over(row, hour, money, joined or {Place(None, None, None, None, "idle"): 1}, hosts)
         else:
-            self._over(row, hour, money, {Place(None, None, None, None, category): 1}, None)
+            self._over(row, hour, money, {Place(None, None, None, None, category): 1}, {})
 
-    def _over(self, row: Charge, hour: int, money: Money, vector: Vector, machine: str | None) -> None:
-        """Shares each amount out by the ns of a vector, by largest remainder in the order of places."""
+    def _over(self, row: Charge, hour: int, money: Money, vector: Vector, hosts: Mapping[Place, str | None]) -> None:
+        """Shares each amount out by the ns of a vector, by largest remainder in the order of places.
+
+        Args:
+            row: the charge.
+            hour: hour of the day.
+            money: its part in the hour.
+            vector: ns by place.
+            hosts: machine of each place; without one where the money follows no machine.
+        """
         places = sorted(vector, key=order)
         weights = [vector[place] for place in places]
         if not sum(weights):
@@ -374,14 +360,29 @@ class _Ledger:
         for i, place in enumerate(places):
             parts = split[0][i], split[1][i], split[2][i]
             if vector.get(place, 0) or any(parts) or keep_all:
-                self.truth.addresses.append(Address(row.label, self.day, self.day + hour * HOUR, machine, place, *parts, None,
-                                                    row.instance_type, row["PricingCategory"]))
+                host = hosts.get(place)
+                kind = None if host is None else self.fleet.machines[self.names[host]].instance_type
+                self.truth.addresses.append(
+                    Address(
+                        row.label,
+                        self.day,
+                        self.day + hour * HOUR,
+                        host,
+                        place,
+                        *parts,
+                        None,
+                        kind,
+                        row["PricingCategory"],
+                    )
+                )
 
     # --- rule 8: estimates -------------------------------------------------------------------------------------------
 
     def _estimates(self) -> None:
         billed = {
-            (row.machine, hour) for row in self.rows if row.kind == "machine" and row["ChargeCategory"] == "Usage"
+            (row.machine, hour)
+            for row in self.rows
+            if row.kind == "machine" and row["ChargeCategory"] == "Usage"
             for hour, _, _ in self._overlaps(row)
         }
         marks = [r.end_ns for r in self.all if r["ChargeCategory"] == "Usage" and r["ServiceName"] == EC2]
@@ -400,8 +401,21 @@ class _Ledger:
             amount = half_even(Fraction(price) * UNIT * span / HOUR)
             places = sorted(vector, key=order)
             for place, part in zip(places, largest_remainder(amount, [vector[p] for p in places]), strict=True):
-                self.truth.addresses.append(Address(f"estimate:aws/{machine}", self.day, self.day + hour * HOUR, machine, place,
-                                                    None, None, None, part, kind, None))
+                self.truth.addresses.append(
+                    Address(
+                        f"estimate:aws/{machine}",
+                        self.day,
+                        self.day + hour * HOUR,
+                        machine,
+                        place,
+                        None,
+                        None,
+                        None,
+                        part,
+                        kind,
+                        None,
+                    )
+                )
 
     # --- rule 9: layers ----------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from seedance.schema import DEVICE_SAMPLES, EVENTS, OP_WINDOWS, STEP_WINDOWS, TELEMETRY
 from seedance.shard import content_sha16
+from seedance.store import Store
 from tasks import collect
 from tasks.collect import admit, collect_day
 from tasks.core import shards as core_shards
@@ -18,6 +20,9 @@ from tasks.core.shards import bucket_of
 from tasks.errors import LawError, UsageError
 from tasks.io.lake import Lake, Step
 from tasks.settings import Settings
+from tests.fleet.model import full_spec
+from tests.fleet.roster import build
+from tests.fleet.write import write_fleet
 from tests.shard_tables import (
     DAY,
     HOUR,
@@ -34,8 +39,8 @@ from tests.shard_tables import (
 
 TODAY = date(2026, 11, 29)
 EMPTY = {
-    "accepted": [], "quarantined": [], "duplicates": [], "shards_in": 0, "bytes_in": 0, "rows_in": 0, "rows_accepted": 0,
-    "rows_quarantined": 0, "rows_duplicate": 0, "mismatch": 0, "mismatches": [],
+    "accepted": [], "quarantined": [], "duplicates": [], "shards_in": 0, "bytes_in": 0, "rows_in": 0,
+    "rows_accepted": 0, "rows_quarantined": 0, "rows_duplicate": 0, "mismatch": 0, "mismatches": [],
 }  # fmt: skip
 
 
@@ -227,9 +232,8 @@ def test_op_rows_that_do_not_add_up_are_counted_and_kept(lake: Lake) -> None:
     facts = facts_of(lake)
     assert facts["accepted"] == paths
     assert facts["mismatch"] == 1
-    assert facts["mismatches"] == [
-        {"node": NODE, "hour": 3, "strata": 1, "mismatched": 1, "sampled_active_ns": 3 * SECOND, "exclusive_ns": 2 * SECOND}
-    ]
+    totals = {"strata": 1, "mismatched": 1, "sampled_active_ns": 3 * SECOND, "exclusive_ns": 2 * SECOND}
+    assert facts["mismatches"] == [{"node": NODE, "hour": 3, **totals}]
     bad = steps()
     bad[0]["wall_ns"] += 1
     fill(lake, dict([shard(STEP_WINDOWS, bad, seq=1)]))
@@ -285,17 +289,37 @@ def test_a_drop_folder_inside_the_lake(lake: Lake) -> None:
         assert (error.value.setting, error.value.url) == ("telemetry", url)
 
 
-def test_shards_are_copied_once(lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_are_copied_once(lake: Lake, tmp_path: Path) -> None:
     drop = tmp_path / "drop"
     shards = good_shards()
     drop_files(drop, shards)
     assert admit(lake, settings(lake, drop)) == sorted(f"raw/{p}" for p in shards)
-    assert {e.path: lake.store.read(e.path) for e in lake.store.list("raw")} == {f"raw/{p}": d for p, d in shards.items()}
+    found = {e.path.removeprefix("raw/"): lake.store.read(e.path) for e in lake.store.list("raw")}
+    assert found == shards
     late = shard(STEP_WINDOWS, steps(3, first=3), seq=1)
     drop_files(drop, dict([late]))
     assert admit(lake, settings(lake, drop)) == [f"raw/{late[0]}"]
     assert facts_of(lake)["shards_in"] == 7
     assert records(lake) == {}
+
+
+def test_a_remote_drop_folder(lake: Lake) -> None:
+    shards = good_shards() | good_shards("node-b") | good_shards("node-c")
+    drop = Store("memory://hosts/drop")
+    with pytest.raises(UsageError, match="setting telemetry: no folder memory://hosts/drop"):
+        admit(lake, settings(lake, drop.url))
+    for path, data in shards.items():
+        drop.put(f"cluster-1/{path}", data)
+    assert admit(lake, settings(lake, drop.url)) == sorted(f"raw/{p}" for p in shards)
+    assert len(facts_of(lake)["accepted"]) == 18
+
+
+def test_a_remote_lake_gives_the_same_verdict(lake: Lake) -> None:
+    remote = Lake.open("memory://lakes/one")
+    for path, data in (good_shards() | good_shards("node-b")).items():
+        for each in (lake, remote):
+            each.store.put(f"raw/{path}", data)
+    assert facts_of(remote) == facts_of(lake)
 
 
 def test_strange_files_in_the_drop_folder_are_recorded(lake: Lake, tmp_path: Path) -> None:
@@ -308,8 +332,8 @@ def test_strange_files_in_the_drop_folder_are_recorded(lake: Lake, tmp_path: Pat
     by_path = {r["path"]: r for r in records(lake).values()}
     assert by_path[f"{drop}/README"] == {
         "path": f"{drop}/README",
-        "reason": f"{drop}: not the name of a shard: expected <table>/date=YYYY-MM-DD/hour=HH/<producer>-<seq>-<sha16>.parquet,"
-        " found README. Move it elsewhere.",
+        "reason": f"{drop}: not the name of a shard: expected "
+        "<table>/date=YYYY-MM-DD/hour=HH/<producer>-<seq>-<sha16>.parquet, found README. Move it elsewhere.",
         "bytes": 5,
         "share_ppm": 5_000_000 // total,
     }
@@ -355,3 +379,24 @@ def test_facts_are_the_same_bytes_in_two_lakes(tmp_path: Path) -> None:
         texts.append(Step({}, facts_of(lake)).to_json())
     assert texts[0] == texts[1]
     assert HOUR.startswith(DAY)
+
+
+def test_a_fleet_with_a_cut_a_doubled_and_a_late_shard(lake: Lake, tmp_path: Path) -> None:
+    fleet = build(full_spec(1))
+    written = write_fleet(fleet, tmp_path)
+    drop, day = tmp_path / "telemetry", fleet.spec.day
+    admitted = admit(lake, settings(lake, drop))
+    assert len(admitted) == len(written.telemetry)
+    facts = facts_of(lake, day)
+    assert [q["path"].partition(".damaged-")[0] for q in facts["quarantined"]] == [
+        p.replace("telemetry", "raw", 1).removesuffix(".parquet") for p in written.corrupt
+    ]
+    assert [d["path"] for d in facts["duplicates"]] == [p.replace("telemetry", "raw", 1) for p in written.duplicates]
+    assert facts["shards_in"] == len(written.telemetry)
+    assert facts["rows_in"] == facts["rows_accepted"] + facts["rows_duplicate"]
+    assert (len(written.corrupt), len(written.duplicates), facts["mismatch"]) == (1, 1, 0)
+
+    shutil.copytree(tmp_path / "late" / "telemetry", drop, dirs_exist_ok=True)
+    late = admit(lake, settings(lake, drop))
+    assert late == sorted(p.replace("late/telemetry", "raw", 1) for p in written.late)
+    assert set(facts_of(lake, day)["accepted"]) == {*facts["accepted"], *late}

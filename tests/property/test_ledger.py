@@ -5,7 +5,6 @@ import random
 from decimal import Decimal
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,18 +24,37 @@ def random_day(seed: int) -> Inputs:
     """A day with every kind of charge, gaps, shared devices, partial hours and estimates."""
     rng = random.Random(seed)
     usage, work, volumes = _usage(rng)
-    bill = [_machine_row(rng, i) for i in range(rng.randint(0, 10))] + [_other_row(rng, i) for i in range(rng.randint(0, 14))]
+    bill = [_machine_row(rng, i) for i in range(rng.randint(0, 10))] + [
+        _other_row(rng, i) for i in range(rng.randint(0, 14))
+    ]
     rng.shuffle(bill)
     prices = [
-        {"x_Cloud": "aws", "SkuId": "two.gpu", "RegionId": "us-east-1", "PricingCategory": "Standard", "x_AsOf": "2026-09",
-         "ListUnitPrice": Decimal("8.123456789"), "PricingUnit": "Hours", "BillingCurrency": "USD", "x_GpuModel": "T4", "x_GpuCount": 2,
-         "x_PriceSource": "test"},
+        {
+            "x_Cloud": "aws",
+            "SkuId": "two.gpu",
+            "RegionId": "us-east-1",
+            "PricingCategory": "Standard",
+            "x_AsOf": "2026-09",
+            "ListUnitPrice": Decimal("8.123456789"),
+            "PricingUnit": "Hours",
+            "BillingCurrency": "USD",
+            "x_GpuModel": "T4",
+            "x_GpuCount": 2,
+            "x_PriceSource": "test",
+        },
     ]
     marks = {"aws|111122223333|Amazon Elastic Compute Cloud": ns(DAY) + rng.choice([0, 1, 2, 24]) * HOUR}
     return Inputs(
-        day_ns=ns(DAY), charges=tables.charges(*bill), device_hourly=tables.devices(*usage), layer_hourly=tables.layers(*work),
-        attachments=tables.attachments(*volumes), jobs=tables.jobs("A", "B"), gpu_counts={"two.gpu": 2, "one.gpu": 1},
-        prices=build(PRICES, prices), watermarks=marks if rng.random() < 0.8 else {}, default_region="us-east-1",
+        day="2026-10-01",
+        charges=tables.charges(*bill),
+        device_hourly=tables.devices(*usage),
+        layer_hourly=tables.layers(*work),
+        attachments=tables.attachments(*volumes),
+        jobs=tables.jobs("A", "B"),
+        gpu_counts={"two.gpu": 2, "one.gpu": 1},
+        prices=build(PRICES, prices),
+        watermarks=marks if rng.random() < 0.8 else {},
+        default_region="us-east-1",
     )
 
 
@@ -46,7 +64,9 @@ def _amount(rng: random.Random) -> str:
     return str(-value if rng.random() < 0.15 else value)
 
 
-def _usage(rng: random.Random) -> tuple[list[dict[str, object]], list[dict[str, object]], list[tuple[dt.datetime, str, str]]]:
+def _usage(
+    rng: random.Random,
+) -> tuple[list[dict[str, object]], list[dict[str, object]], list[tuple[dt.datetime, str, str]]]:
     usage, work, volumes = [], [], []
     for machine in MACHINES:
         for h in HOURS:
@@ -61,7 +81,9 @@ def _usage(rng: random.Random) -> tuple[list[dict[str, object]], list[dict[str, 
     return usage, list(seen.values()), sorted(set(volumes))
 
 
-def _device_hour(rng: random.Random, hour: dt.datetime, machine: str, gpu: str, work: list[dict[str, object]]) -> list[dict[str, object]]:
+def _device_hour(
+    rng: random.Random, hour: dt.datetime, machine: str, gpu: str, work: list[dict[str, object]]
+) -> list[dict[str, object]]:
     left = rng.choice([3600, 3600, 1800, 2500]) * SECOND + rng.randint(-1, 0)
     facts = {"device": gpu, "machine": machine, "instance_type": rng.choice([TYPES[machine], None])}
     rows = []
@@ -74,7 +96,9 @@ def _device_hour(rng: random.Random, hour: dt.datetime, machine: str, gpu: str, 
             rows.append(device(hour, category, 0, job=job, **facts) | {"ns": spent})  # type: ignore[arg-type]
             if category == "work":
                 for name in rng.sample(["L1", "L2", "L3"], rng.randint(1, 3)):
-                    work.append(layer(hour, job, name, 0, instance_type=facts["instance_type"]) | {"ns": rng.randint(1, 10**12)})
+                    work.append(
+                        layer(hour, job, name, 0, instance_type=facts["instance_type"]) | {"ns": rng.randint(1, 10**12)}
+                    )
     if left > 0 and rng.random() < 0.7:
         rows.append(device(hour, rng.choice(["idle", "unobserved"]), 0, **facts) | {"ns": left})  # type: ignore[arg-type]
     return rows
@@ -86,34 +110,57 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
     start = DAY.replace(hour=rng.choice(HOURS if hours <= 1 else (0, 1)))
     if hours == 24:
         start = DAY
-    quantity: dict[str, object] = {"ConsumedQuantity": Decimal(rng.randint(0, int(hours * 10**9))).scaleb(-9), "ConsumedUnit": rng.choice(["Hours", "hrs"])}
+    quantity: dict[str, object] = {
+        "ConsumedQuantity": Decimal(rng.randint(0, int(hours * 10**9))).scaleb(-9),
+        "ConsumedUnit": rng.choice(["Hours", "hrs"]),
+    }
     if rng.random() < 0.15:
-        quantity = {"PricingQuantity": Decimal("0.25"), "PricingUnit": "Hours", "ConsumedUnit": "Units", "ConsumedQuantity": Decimal(7)}
+        quantity = {
+            "PricingQuantity": Decimal("0.25"),
+            "PricingUnit": "Hours",
+            "ConsumedUnit": "Units",
+            "ConsumedQuantity": Decimal(7),
+        }
     if rng.random() < 0.1:
         quantity = {}
     status = rng.choice([None, None, "Used"])
     facts: dict[str, object] = {
-        "x_Class": "machine", "x_MachineId": machine, "ResourceId": machine, "x_InstanceType": TYPES.get(machine, "one.gpu"), "start": start,
-        "hours": hours, "SkuMeter": rng.choice(["BoxUsage", "BoxUsage", "SpotUsage", None]), "CommitmentDiscountStatus": status,
-        "CommitmentDiscountId": None if status is None else "sp-1", "PricingCategory": "Standard" if status is None else "Committed",
+        "x_Class": "machine",
+        "x_MachineId": machine,
+        "ResourceId": machine,
+        "x_InstanceType": TYPES.get(machine, "one.gpu"),
+        "start": start,
+        "hours": hours,
+        "SkuMeter": rng.choice(["BoxUsage", "BoxUsage", "SpotUsage", None]),
+        "CommitmentDiscountStatus": status,
+        "CommitmentDiscountId": None if status is None else "sp-1",
+        "PricingCategory": "Standard" if status is None else "Committed",
         "ListCost": rng.choice([None, Decimal("3.5")]),
     }
     if facts["ListCost"] is not None:
         facts["x_DayListCost"] = facts["ListCost"]
     if rng.random() < 0.2:
-        facts |= {"ChargeCategory": rng.choice(["Credit", "Adjustment"]), "ChargeClass": rng.choice([None, "Correction"])}
+        facts |= {
+            "ChargeCategory": rng.choice(["Credit", "Adjustment"]),
+            "ChargeClass": rng.choice([None, "Correction"]),
+        }
     effective = _amount(rng) if status else None
     return charge(f"m{i}", "0" if status else _amount(rng), effective, **(facts | quantity))  # type: ignore[arg-type]
 
 
 def _other_row(rng: random.Random, i: int) -> dict[str, object]:
-    kind = rng.choice(["storage", "shared", "support", "rounding", "untied", "other", "dependant", "dependant", "dependant"])
+    kind = rng.choice(
+        ["storage", "shared", "support", "rounding", "untied", "other", "dependant", "dependant", "dependant"]
+    )
     hours = rng.choice([1, 1, 24, 0.75, 3])
     facts: dict[str, object] = {
-        "x_Class": kind, "start": DAY if hours == 24 else DAY.replace(hour=rng.choice((0, 1))), "hours": hours,
+        "x_Class": kind,
+        "start": DAY if hours == 24 else DAY.replace(hour=rng.choice((0, 1))),
+        "hours": hours,
         "ChargeCategory": rng.choice(["Usage", "Usage", "Usage", "Tax", "Credit", "Adjustment", "Purchase"]),
         "ChargeFrequency": rng.choice(["Usage-Based", "Usage-Based", "Recurring", "One-Time"]),
-        "CommitmentDiscountStatus": rng.choice([None, None, None, "Unused"]), "x_UsageType": rng.choice([None, "UnusedBox:two.gpu"]),
+        "CommitmentDiscountStatus": rng.choice([None, None, None, "Unused"]),
+        "x_UsageType": rng.choice([None, "UnusedBox:two.gpu"]),
     }
     if kind == "dependant":
         facts["x_DependantId"] = rng.choice(["vol-1", "vol-2", "vol-9"])
@@ -127,8 +174,18 @@ def _other_row(rng: random.Random, i: int) -> dict[str, object]:
 def agree(day: Inputs) -> pa.Table:
     ledger = settle(day)
     witness.check(
-        day.charges, day.device_hourly, day.layer_hourly, day.attachments, day.gpu_counts, day.prices, day.watermarks, "2026-10-01",
-        day.default_region, ledger.addresses, ledger.layers, ledger.spans,
+        day.charges,
+        day.device_hourly,
+        day.layer_hourly,
+        day.attachments,
+        day.gpu_counts,
+        day.prices,
+        day.watermarks,
+        day.day,
+        day.default_region,
+        ledger.addresses,
+        ledger.layers,
+        ledger.spans,
     )
     return ledger.addresses
 

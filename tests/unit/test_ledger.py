@@ -1,16 +1,12 @@
 """The worked example of the ledger rules (quantum 0.0001), to the digit, and the rules around it."""
 
-import datetime as dt
 from decimal import Decimal
 
 import pyarrow as pa
-import pytest
 
 from schemas.billing import PRICES
-from tasks.core.ledger import Inputs, Ledger, assert_money, settle
-from tasks.errors import LawError
-from tests import tables
-from tests.tables import DAY, SECOND, attachments, build, charge, charges, device, devices, jobs, layer, layers, ns
+from tasks.core.ledger import Inputs, Ledger, settle
+from tests.tables import DAY, attachments, build, charge, charges, device, devices, jobs, layer, layers
 
 TEN = DAY.replace(hour=10)
 QUANTUM = Decimal("1e-12")
@@ -25,19 +21,37 @@ def found(value: Decimal) -> Decimal:
     return (value / QUANTUM / 10_000).quantize(Decimal("0.0001"))
 
 
-def inputs(bill: pa.Table, usage: pa.Table, work: pa.Table | None = None, volumes: pa.Table | None = None, **facts: object) -> Inputs:
+def inputs(
+    bill: pa.Table, usage: pa.Table, work: pa.Table | None = None, volumes: pa.Table | None = None, **facts: object
+) -> Inputs:
     defaults = {
-        "day_ns": ns(DAY), "charges": bill, "device_hourly": usage, "layer_hourly": work if work is not None else layers(),
-        "attachments": volumes if volumes is not None else attachments(), "jobs": jobs("A", "B"),
-        "gpu_counts": {"two.gpu": 2, "one.gpu": 1}, "prices": build(PRICES, []), "watermarks": {}, "default_region": "us-east-1",
+        "day": "2026-10-01",
+        "charges": bill,
+        "device_hourly": usage,
+        "layer_hourly": work if work is not None else layers(),
+        "attachments": volumes if volumes is not None else attachments(),
+        "jobs": jobs("A", "B"),
+        "gpu_counts": {"two.gpu": 2, "one.gpu": 1},
+        "prices": build(PRICES, []),
+        "watermarks": {},
+        "default_region": "us-east-1",
     }
     return Inputs(**(defaults | facts))  # type: ignore[arg-type]
 
 
-def machine(key: str, billed: str, effective: str | None = None, *, quantity: str = "1", **facts: object) -> dict[str, object]:
+def machine(
+    key: str, billed: str, effective: str | None = None, *, quantity: str = "1", **facts: object
+) -> dict[str, object]:
     tied = {
-        "x_Class": "machine", "x_MachineId": "i-1", "x_InstanceType": "two.gpu", "ResourceId": "i-1", "SkuMeter": "BoxUsage",
-        "ConsumedQuantity": Decimal(quantity), "ConsumedUnit": "Hours", "PricingCategory": "Standard", "start": TEN,
+        "x_Class": "machine",
+        "x_MachineId": "i-1",
+        "x_InstanceType": "two.gpu",
+        "ResourceId": "i-1",
+        "SkuMeter": "BoxUsage",
+        "ConsumedQuantity": Decimal(quantity),
+        "ConsumedUnit": "Hours",
+        "PricingCategory": "Standard",
+        "start": TEN,
     }
     return charge(key, billed, effective, **(tied | facts))  # type: ignore[arg-type]
 
@@ -54,17 +68,45 @@ def by(ledger: Ledger, table: str, *names: str) -> dict[tuple[object, ...], tupl
 
 def worked_example() -> Inputs:
     bill = charges(
-        machine("covered", "0", quanta("3.0000"), quantity="0.6", CommitmentDiscountStatus="Used", PricingCategory="Committed"),
+        machine(
+            "covered",
+            "0",
+            quanta("3.0000"),
+            quantity="0.6",
+            CommitmentDiscountStatus="Used",
+            PricingCategory="Committed",
+        ),
         machine("demand", quanta("3.2000"), quantity="0.4"),
-        charge("fee", quanta("4.0000"), "0", ChargeCategory="Purchase", ChargeFrequency="Recurring", CommitmentDiscountId="sp-1", start=TEN),
-        charge("unused", "0", quanta("1.0000"), CommitmentDiscountStatus="Unused", CommitmentDiscountId="sp-1", start=TEN),
-        charge("disk", quanta("0.2500"), hours=24, x_Class="dependant", x_DependantId="vol-1", ResourceId="vol-1", PricingCategory="Standard"),
+        charge(
+            "fee",
+            quanta("4.0000"),
+            "0",
+            ChargeCategory="Purchase",
+            ChargeFrequency="Recurring",
+            CommitmentDiscountId="sp-1",
+            start=TEN,
+        ),
+        charge(
+            "unused", "0", quanta("1.0000"), CommitmentDiscountStatus="Unused", CommitmentDiscountId="sp-1", start=TEN
+        ),
+        charge(
+            "disk",
+            quanta("0.2500"),
+            hours=24,
+            x_Class="dependant",
+            x_DependantId="vol-1",
+            ResourceId="vol-1",
+            PricingCategory="Standard",
+        ),
         charge("tax", quanta("0.7200"), ChargeCategory="Tax", start=TEN),
         charge("credit", quanta("-0.5000"), ChargeCategory="Credit", start=TEN),
     )
     usage = devices(
-        device(TEN, "work", 700, job="A"), device(TEN, "input_stall", 500, job="A"), device(TEN, "work", 1800, job="B"),
-        device(TEN, "idle", 600), device(TEN, "idle", 3600, device="GPU-1"),
+        device(TEN, "work", 700, job="A"),
+        device(TEN, "input_stall", 500, job="A"),
+        device(TEN, "work", 1800, job="B"),
+        device(TEN, "idle", 600),
+        device(TEN, "idle", 3600, device="GPU-1"),
     )
     work = layers(layer(TEN, "A", "L1", 500), layer(TEN, "A", "L2", 200), layer(TEN, "B", "L1", 1800))
     return inputs(bill, usage, work, attachments((TEN, "vol-1", "i-1")))

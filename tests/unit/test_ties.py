@@ -1,0 +1,212 @@
+"""Tie rules: class, rule, machine, dependant and instance type from the row alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seedance.catalogue import gpu_instances
+from tasks.core import focus, ties
+from tasks.core.focus_values import Place
+from tasks.errors import SettingsError
+from tests.bills import row, text_table
+
+FILE = Path(__file__).resolve().parents[2] / "tasks" / "rules" / "ties.csv"
+RULES = ties.parse_rules(FILE.read_text(encoding="utf-8"), where="ties.csv")
+TYPES = frozenset(i.instance_type for i in gpu_instances())
+EC2 = "Amazon Elastic Compute Cloud"
+VM = "/subscriptions/S1/resourceGroups/RG/providers/Microsoft.Compute/virtualMachines/Gpu-1"
+SET = "/subscriptions/s1/resourcegroups/rg/providers/microsoft.compute/virtualmachinescalesets/pool"
+GCE = "//compute.googleapis.com/projects/p/zones/z/instances/1234567890123456789"
+
+
+def tied(**changes: str) -> dict[str, Any]:
+    rows = focus.normalise(
+        text_table([{"x_UsageType": "", "SkuPriceDetails": "", **row(**changes)}]), Place("aws", "x")
+    ).rows
+    (found,) = ties.tie(rows, RULES, TYPES).to_pylist()
+    return found
+
+
+def azure(**changes: str) -> dict[str, Any]:
+    facts = {"ProviderName": "Microsoft", "ServiceName": "Virtual Machines", "ChargeDescription": "", "ResourceId": VM}
+    return tied(**{**facts, **changes})
+
+
+def gcp(**changes: str) -> dict[str, Any]:
+    facts = {
+        "ProviderName": "Google Cloud",
+        "ServiceName": "Compute Engine",
+        "ChargeDescription": "",
+        "ResourceId": GCE,
+    }
+    return tied(**{**facts, **changes})
+
+
+@pytest.mark.parametrize(
+    ("facts", "type_found"),
+    [
+        ({}, "g5.4xlarge"),
+        ({"ChargeDescription": "p4d.24xlarge Linux/UNIX Spot Instance-hour in US East (Virginia)"}, "p4d.24xlarge"),
+        ({"ChargeDescription": "", "x_UsageType": "USW2-BoxUsage:p5.48xlarge"}, "p5.48xlarge"),
+        ({"ChargeDescription": "", "x_UsageType": "EU-SpotUsage:g4dn.metal"}, "g4dn.metal"),
+        ({"ChargeDescription": "", "x_UsageType": "DedicatedUsage:p6-b200.48xlarge"}, "p6-b200.48xlarge"),
+        ({"SkuPriceDetails": '{"InstanceType": "G6e.XLARGE"}'}, "g6e.xlarge"),
+        ({"SkuPriceDetails": '{"InstanceType": "p9.huge"}'}, "p9.huge"),
+        ({"ResourceId": "arn:aws:ec2:us-east-1:1:instance/i-0aaaabbbbccccdddd"}, "g5.4xlarge"),
+        ({"ConsumedUnit": "", "PricingUnit": ""}, "g5.4xlarge"),
+        ({"ServiceName": "AmazonEC2", "ConsumedUnit": "Hrs"}, "g5.4xlarge"),
+        ({"BilledCost": "-1.624", "ChargeCategory": "Credit"}, "g5.4xlarge"),
+    ],
+)
+def test_gpu_instance_rows_are_machines(facts: dict[str, str], type_found: str) -> None:
+    found = tied(**facts)
+    assert (found["x_Class"], found["x_TieRule"]) == ("machine", "aws-gpu-instance")
+    assert found["x_MachineId"] == "i-0aaaabbbbccccdddd"
+    assert found["x_InstanceType"] == type_found
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"ChargeDescription": "$0.111 per On Demand Linux m5.large Instance Hour"},
+        {"ChargeDescription": "$0.00 for 4750 Mbps per g5.4xlarge instance-hour (or partial hour)"},
+        {"x_UsageType": "EBSOptimized:g5.4xlarge"},
+        {"x_UsageType": "USE1-DataTransfer-Out-Bytes", "SkuPriceDetails": '{"InstanceType": "g5.4xlarge"}'},
+        {"ChargeDescription": "$0.09 per GB - data transfer out", "ConsumedUnit": "GB"},
+        {"ChargeDescription": "", "x_UsageType": "BoxUsage:trn1.32xlarge"},
+        {"ChargeDescription": "", "x_UsageType": "BoxUsage:inf2.xlarge"},
+        {"ChargeDescription": "", "x_UsageType": "BoxUsage:p1.large"},
+    ],
+)
+def test_other_rows_that_name_an_instance_are_not_machines_but_name_it(facts: dict[str, str]) -> None:
+    found = tied(**facts)
+    assert found["x_Class"] == "untied"
+    assert found["x_MachineId"] == "i-0aaaabbbbccccdddd"
+
+
+def test_unused_capacity_names_no_machine() -> None:
+    arn = "arn:aws:ec2:us-east-1:1:capacity-reservation/cr-0aaaabbbbccccdddd"
+    found = tied(ChargeDescription="", x_UsageType="UnusedBox:p5.48xlarge", ResourceId=arn)
+    assert (found["x_Class"], found["x_MachineId"], found["x_InstanceType"]) == ("untied", None, "p5.48xlarge")
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "dependant"),
+    [
+        ({"ResourceId": "vol-0aaaabbbbccccdddd"}, "dependant", "vol-0aaaabbbbccccdddd"),
+        ({"ResourceId": "arn:aws:ec2:us-east-1:1:volume/vol-0aaaabbbbccccdddd"}, "dependant", "vol-0aaaabbbbccccdddd"),
+        ({"ResourceId": "vom-0l8a4f3l22el48327", "ResourceType": "volume"}, "dependant", "vom-0l8a4f3l22el48327"),
+        ({"ResourceId": "", "x_UsageType": "EBS:VolumeUsage.gp3"}, "dependant", None),
+        ({"ResourceId": "eipalloc-0aaaabbbb", "ServiceName": "AmazonVPC"}, "dependant", "eipalloc-0aaaabbbb"),
+        ({"ResourceId": "arn:aws:ec2:x:1:network-interface/eni-0aaaabbbb"}, "dependant", "eni-0aaaabbbb"),
+        ({"ResourceId": "arn:aws:ec2:x:1:natgateway/nat-0aaaabbbb"}, "dependant", "nat-0aaaabbbb"),
+        (
+            {"ResourceId": "arn:aws:elb:x:1:loadbalancer/app/web/1", "ServiceName": "Elastic Load Balancing"},
+            "dependant",
+            "arn:aws:elb:x:1:loadbalancer/app/web/1",
+        ),
+        (
+            {"ResourceId": "arn:aws:ec2:x:1:natgateway/nat-0aaaabbbb", "x_UsageType": "USW2-NatGateway-Hours"},
+            "shared",
+            None,
+        ),
+        (
+            {"ResourceId": "arn:x:natgateway/nat-0aaaabbbb", "ChargeDescription": "$0.045 per NAT Gateway Hour"},
+            "shared",
+            None,
+        ),
+        ({"ResourceId": "arn:aws:ec2:x:1:snapshot/snap-0aaaabbbb"}, "storage", None),
+        ({"ResourceId": "bucket", "ServiceName": "Amazon Simple Storage Service"}, "storage", None),
+        ({"ResourceId": "fs-1", "ServiceName": "AmazonFSx"}, "storage", None),
+        ({"ResourceId": "arn:c", "ServiceName": "AmazonEKS"}, "shared", None),
+        ({"ResourceId": "", "ServiceName": "AWS Premium Support"}, "support", None),
+        ({"ResourceId": "", "ServiceName": "AWSSupportBusiness"}, "support", None),
+        ({"ResourceId": "", "ChargeDescription": "Promotional Credits"}, "untied", None),
+        (
+            {"ResourceId": "arn:q", "ServiceName": "Amazon Simple Queue Service", "ChargeDescription": "x"},
+            "other",
+            None,
+        ),
+        (
+            {
+                "ServiceName": "x",
+                "ResourceId": "",
+                "ChargeCategory": "Adjustment",
+                "ChargeDescription": "RoundingAdjustment",
+            },
+            "rounding",
+            None,
+        ),
+    ],
+)
+def test_aws_rows_beside_machines(facts: dict[str, str], kind: str, dependant: str | None) -> None:
+    found = tied(**{"ChargeDescription": "", **facts})
+    assert (found["x_Class"], found["x_DependantId"]) == (kind, dependant)
+    assert (found["x_TieRule"] is None) == (kind == "other")
+    assert found["x_MachineId"] is None
+
+
+def test_azure_rows() -> None:
+    gpu = '{"InstanceType": "standard_nd96isr_h100_v5"}'
+    found = azure(SkuPriceDetails=gpu)
+    assert (found["x_Class"], found["x_MachineId"]) == ("machine", VM.lower())
+    assert found["x_InstanceType"] == "Standard_ND96isr_H100_v5"
+    assert azure(SkuPriceDetails='{"InstanceType": "Standard_D4s_v5"}')["x_Class"] == "untied"
+    member = azure(SkuPriceDetails=gpu, ResourceId=f"{SET}/virtualMachines/3")
+    assert (member["x_Class"], member["x_MachineId"]) == ("machine", f"{SET}/virtualmachines/3")
+    whole_set = azure(SkuPriceDetails=gpu, ResourceId=SET)
+    assert (whole_set["x_Class"], whole_set["x_MachineId"]) == ("untied", None)
+    disk = azure(ResourceId="/subscriptions/S1/resourceGroups/RG/providers/Microsoft.Compute/disks/D1")
+    assert disk["x_DependantId"] == "/subscriptions/s1/resourcegroups/rg/providers/microsoft.compute/disks/d1"
+    assert azure(ServiceName="Storage Accounts", ResourceId="/x")["x_Class"] == "storage"
+
+
+def test_gcp_rows() -> None:
+    found = gcp(SkuPriceDetails='{"InstanceType": "a3-highgpu-8g"}')
+    assert (found["x_Class"], found["x_MachineId"]) == ("machine", GCE)
+    assert gcp(SkuPriceDetails='{"InstanceType": "e2-standard-4"}')["x_Class"] == "untied"
+    assert gcp(ResourceId="//compute.googleapis.com/projects/p/zones/z/disks/d")["x_Class"] == "dependant"
+    assert gcp(ServiceName="Cloud Storage", ResourceId="//b")["x_Class"] == "storage"
+
+
+def test_an_empty_table_is_tied() -> None:
+    rows = focus.normalise(text_table([row()]), Place("aws", "x")).rows
+    assert ties.tie(rows.slice(0, 0), RULES, TYPES).column_names == list(ties.RESULT)
+
+
+def test_the_first_rule_wins_and_every_class_has_a_rule() -> None:
+    names = [r.name for r in RULES]
+    assert len(set(names)) == len(names)
+    assert {r.kind for r in RULES} == set(ties.CLASSES) - {"other"}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("a,nonsense,^aws$,,,,,,,,,,x", "class among"),
+        ("a,untied,,,,,,,,,,,x", "at least one condition"),
+        ("a,untied,([,,,,,,,,,,x", "regular expression"),
+        ("a,untied,(?=x),,,,,,,,,,x", "regular expression"),
+        ("a,dependant,^aws$,,,,,,,,,no group,x", "one group"),
+        ("a,untied,^aws$,,,,,,,,,,x,more", "13 fields"),
+        ("a,untied", "13 fields"),
+    ],
+)
+def test_a_bad_rule_is_refused(line: str, expected: str) -> None:
+    with pytest.raises(SettingsError, match=expected) as caught:
+        ties.parse_rules(",".join(ties.HEADER) + "\n" + line + "\n", where="ties.csv")
+    assert caught.value.rule == "a"
+
+
+def test_a_bad_header_is_refused() -> None:
+    with pytest.raises(SettingsError, match="header"):
+        ties.parse_rules("rule,class\n", where="ties.csv")
+
+
+def test_columns_are_text() -> None:
+    rows = focus.normalise(text_table([row()]), Place("aws", "x")).rows
+    assert {f.type for f in ties.tie(rows, RULES, TYPES).schema} == {pa.string()}
