@@ -387,8 +387,14 @@ BRIDGE = Table(
         text("BillingAccountId", "billing account"),
         Column("BillingPeriodStart", INSTANT, "start of the billing period", unit="ns UTC"),
         CURRENCY,
-        money("x_RawBilledCost", "BilledCost as the files have it, quantised once", null=False),
-        money("x_QuantisedAway", "raw minus stored, in units of 1e-12, of both ledgers together", null=False),
+        text(
+            "x_RawBilledCost",
+            "BilledCost as the files have it, exact decimal text; null where rows of several accounts were quantised",
+            null=True,
+        ),
+        text(
+            "x_QuantisedAway", "raw minus stored BilledCost, exact decimal text; null like x_RawBilledCost", null=True
+        ),
         money("x_StoredBilledCost", "BilledCost of stored rows", null=False),
         money("x_AddressedBilledCost", "BilledCost of addresses of committed days", null=False),
         money("x_ScheduledBilledCost", "parts on days that have not been run", null=False),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from decimal import Decimal
@@ -23,7 +23,7 @@ from schemas.billing import CHARGES
 from seedance.canonical import canonical
 from seedance.catalogue import gpu_instances
 from seedance.errors import Exists
-from tasks.core import focus, snapshots, ties
+from tasks.core import focus, money, snapshots, ties
 from tasks.core.focus_values import EXACT, Place
 from tasks.errors import DeliveryError
 from tasks.io.bills import Candidate, Source, read_tables, suffix
@@ -151,6 +151,75 @@ def snapshots_in_force(lake: Lake, settings: Settings) -> list[InForce]:
             steps[which] = _parse_step(lake, records[which], None)
         out.append(InForce(source, period, delivery, steps[which]))
     return out
+
+
+def period_facts(lake: Lake, settings: Settings, standing: Collection[str]) -> list[dict[str, Any]]:
+    """What the bridge needs of the snapshots in force, by cloud, account, billing period and currency, in whole units.
+
+    Args:
+        lake: where deliveries were accepted.
+        settings: `bills` names the sources that count.
+        standing: committed days whose addresses stand on the charges in force; parts on other days are scheduled.
+
+    Returns:
+        Per key: stored_billed, stored_effective, scheduled_billed, scheduled_effective, purchases, used, unused; and
+        raw_minus_stored of BilledCost as a Decimal, None where a file's quantised rows cannot be told apart by key.
+    """
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in snapshots_in_force(lake, settings):
+        lost = _lost(one.step)
+        for row in one.step.facts["bridge"]:
+            if row["period"] != one.period:
+                continue
+            key = (row["cloud"], row["account"], row["period"], row["currency"])
+            facts = found.setdefault(key, {"raw_minus_stored": Decimal(0)} | dict.fromkeys(_BRIDGED, 0))
+            _add_bridge(facts, row, standing)
+            gone = lost.get(row["currency"])
+            known = facts["raw_minus_stored"] is not None and gone is not None
+            facts["raw_minus_stored"] = facts["raw_minus_stored"] + gone if known else None
+    names = ("cloud", "account", "period", "currency")
+    return [dict(zip(names, key, strict=True)) | found[key] for key in sorted(found)]
+
+
+_BRIDGED = (
+    "stored_billed", "stored_effective", "scheduled_billed", "scheduled_effective", "purchases", "used", "unused",
+)  # fmt: skip
+
+
+def _add_bridge(facts: dict[str, Any], row: Mapping[str, Any], standing: Collection[str]) -> None:
+    def both(name: str) -> tuple[int, int]:
+        billed, effective = row.get(name, ("0", "0"))
+        return money.units(billed), money.units(effective)
+
+    for name, amount in zip(("stored_billed", "stored_effective"), both("stored"), strict=True):
+        facts[name] += amount
+    facts["purchases"] += both("purchases")[0]
+    for name in ("used", "unused"):
+        billed, effective = both(name)
+        facts[name] += effective - billed
+    for day, (billed_text, effective_text) in row["days"].items():
+        if day not in standing:
+            facts["scheduled_billed"] += money.units(billed_text)
+            facts["scheduled_effective"] += money.units(effective_text)
+
+
+def _lost(step: Step) -> dict[str, Decimal | None]:
+    """Σ raw − Σ stored of BilledCost by currency; None where something was lost and the currency has several keys."""
+    rows = [row["currency"] for row in step.facts["bridge"]]
+    sums: dict[str, Decimal | None] = {}
+    for currency in set(rows):
+        gone = sum(
+            (
+                Decimal(f["currencies"].get(currency, _NOTHING)["BilledCost"]["raw_minus_stored"])
+                for f in step.facts["files"]
+            ),
+            Decimal(0),
+        )
+        sums[currency] = gone if not gone or rows.count(currency) == 1 else None
+    return sums
+
+
+_NOTHING = {"BilledCost": {"raw_minus_stored": "0"}}
 
 
 def _ingest_source(lake: Lake, source: BillSource) -> list[dict[str, Any]]:
@@ -367,6 +436,7 @@ def _store(lake: Lake, source: str, parsed: _Parsed, tied: pa.Table) -> Step:
         "watermarks": marks,
         "machine_services": machines,
         "totals": snapshots.totals(charges),
+        "bridge": snapshots.bridge(charges, parts),
         "files": parsed.files,
     }
     return Step(handles, facts)

@@ -3,8 +3,8 @@
 `admit` copies a drop folder into `raw/`; `collect_day` checks the shards of one day there. A bucket (hour, and sha256
 of the node modulo the lake's bucket count) is one step, so a late shard has one bucket checked again, and the day's
 verdict is one step over all of them. Nothing is dropped: each object of the day is accepted, a duplicate, or
-quarantined with its reason and its share of the day. Rules are in `tasks.core.shards`; knows no engine, no bill, and a
-clock only to tell today.
+quarantined with its reason and its share of the day. Rules are in `tasks.core.shards`; knows no bill, and a clock only
+to tell today.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
+from functools import cached_property
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from seedance.shard import ShardName, content_sha16, parse_name
 from seedance.store import Entry, Store
 from tasks.core.shards import Examined, bucket_of, compare_ops, examine, name_problem, settle
 from tasks.errors import LawError, UsageError
+from tasks.io.engine import map_buckets
 from tasks.io.lake import Lake, ShardRef, Step
 from tasks.settings import Settings
 from tasks.step import run_step, stage_key
@@ -119,35 +121,61 @@ def collect_day(lake: Lake, settings: Settings, day: str, *, last_day: date | No
     )
 
     def compute() -> Step:
-        parts = [_bucket(lake, buckets[place], place, latest) for place in sorted(buckets)]
-        facts = _verdict(day, refs, foreign, parts)
+        work = [_Bucket(lake, hour, number, tuple(buckets[hour, number]), latest) for hour, number in sorted(buckets)]
+        facts = _verdict(day, refs, foreign, _check_buckets(work, settings))
         _quarantine_day(lake, facts["quarantined"])
         return Step({}, facts)
 
     return run_step(lake, STAGE, key, compute)
 
 
-def _bucket(lake: Lake, refs: Sequence[ShardRef], place: tuple[int, int], last_day: date) -> Mapping[str, Any]:
+@dataclass(frozen=True)
+class _Bucket:
+    """Shards of one hour whose nodes share a number."""
+
+    lake: Lake
+    hour: int
+    number: int
+    refs: tuple[ShardRef, ...]
+    last_day: date
+
+    @cached_property
+    def key(self) -> str:
+        place = {"hour": self.hour, "bucket": self.number, "buckets": self.lake.buckets}
+        return stage_key(
+            BUCKET_STAGE,
+            modules=MODULES,
+            schemas=TELEMETRY.values(),
+            settings={**place, "last_day": self.last_day.isoformat()},
+            inputs=_inputs(self.refs),
+        )
+
+
+def _check_buckets(work: Sequence[_Bucket], settings: Settings) -> list[Mapping[str, Any]]:
+    """Facts of each bucket; those that were checked before are read, the others go to the engine."""
+    stored = [bucket.lake.step(BUCKET_STAGE, bucket.key) for bucket in work]
+    missing = [bucket for bucket, step in zip(work, stored, strict=True) if step is None]
+    # Processes take longer to start than one bucket takes.
+    scheduler = "threads" if settings.scheduler == "local" and len(missing) == 1 else settings.scheduler
+    checked = iter(map_buckets(_check_bucket, missing, scheduler=scheduler, workers=settings.workers))
+    return [next(checked) if step is None else step.facts for step in stored]
+
+
+def _check_bucket(bucket: _Bucket) -> Mapping[str, Any]:
     """Facts of one bucket: `shards` [{path, rows, bytes, verdict, reason or same_as}] and `mismatches`."""
-    key = stage_key(
-        BUCKET_STAGE,
-        modules=MODULES,
-        schemas=TELEMETRY.values(),
-        settings={"hour": place[0], "bucket": place[1], "buckets": lake.buckets, "last_day": last_day.isoformat()},
-        inputs=_inputs(refs),
-    )
 
     def compute() -> Step:
-        ordered = sorted(refs, key=lambda ref: (ref.name.producer, ref.path))
-        pairs = zip(ordered, _read(lake.store, [ref.path for ref in ordered]), strict=True)
+        ordered = sorted(bucket.refs, key=lambda ref: (ref.name.producer, ref.path))
+        pairs = zip(ordered, _read(bucket.lake.store, [ref.path for ref in ordered]), strict=True)
         shards, mismatches = [], []
         for _, node in groupby(pairs, key=lambda pair: pair[0].name.producer):  # memory is that of one node and hour
-            judged, mismatch = _judge([examine(ref.path, ref.name, data, last_day=last_day) for ref, data in node])
+            examined = [examine(ref.path, ref.name, data, last_day=bucket.last_day) for ref, data in node]
+            judged, mismatch = _judge(examined)
             shards += judged
             mismatches += mismatch
         return Step({}, {"shards": sorted(shards, key=lambda shard: str(shard["path"])), "mismatches": mismatches})
 
-    return run_step(lake, BUCKET_STAGE, key, compute)[0].facts
+    return run_step(bucket.lake, BUCKET_STAGE, bucket.key, compute)[0].facts
 
 
 def _judge(examined: Sequence[Examined]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -17,6 +17,8 @@ from seedance.schema import COUNT, Table
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
+Wide = npt.NDArray[np.int64] | npt.NDArray[np.object_]
+"""int64, or Python integers where int64 could be left."""
 Columns = dict[str, Ints]
 """Equal-length integer columns by name."""
 
@@ -162,11 +164,17 @@ def merge_rows(table: pa.Table, spec: Table, greatest: Sequence[str] = ()) -> pa
         return spec.empty()
     rest = [c.name for c in spec.columns if c.name not in spec.key]
     how = {n: "sum" if spec[n].summed else "max" if n in greatest else "min" for n in rest}
-    # One thread: with several, the order of groups is chance.
-    made = table.group_by(list(spec.key), use_threads=False).aggregate([(n, how[n]) for n in rest])
-    columns = {**{k: made.column(k) for k in spec.key}, **{n: made.column(f"{n}_{how[n]}") for n in rest}}
-    merged = pa.table([columns[c.name].cast(c.type) for c in spec.columns], schema=spec.arrow)
+    made = grouped(table, spec.key, {n: how[n] for n in rest})
+    merged = pa.table([made.column(c.name).cast(c.type) for c in spec.columns], schema=spec.arrow)
     return merged.take(pc.sort_indices(merged, sort_keys=[(k, "ascending") for k in spec.key])).combine_chunks()
+
+
+def grouped(table: pa.Table, keys: Sequence[str], how: Mapping[str, str] | None = None) -> pa.Table:
+    """Each distinct key once, in the order in which keys first come, with columns aggregated ("sum", "min", "max") under their names."""
+    how = how or {}
+    # One thread: with several, the order of groups is chance.
+    made = plain(table.select([*keys, *how])).group_by(list(keys), use_threads=False).aggregate(list(how.items()))
+    return pa.table({**{k: made.column(k) for k in keys}, **{n: made.column(f"{n}_{h}") for n, h in how.items()}})
 
 
 def distinct_rows(table: pa.Table, key: Sequence[str]) -> tuple[pa.Table, int, int]:
@@ -187,7 +195,7 @@ def distinct_rows(table: pa.Table, key: Sequence[str]) -> tuple[pa.Table, int, i
     return rows.take(pa.array(kept)), int(same.sum()) - len(kept), int((~same).sum())
 
 
-def counts(values: Ints) -> pa.Array:
+def counts(values: Wide) -> pa.Array:
     """Integers (int64 or Python's) as decimal(38, 0)."""
     if values.dtype == object:
         return pa.array([int(v) for v in values], COUNT)

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.usage import EVIDENCE
-from tasks.core.arrays import Columns, Flags, Ints, fold, ints, join, nullable, offsets, pick, sums
+from tasks.core.arrays import Columns, Flags, Ints, ints, join, nullable, offsets, pick, sums
 from tasks.core.claims import HOUR_NS
 from tasks.core.money import apportion, telescope
 from tasks.errors import LawError
@@ -48,7 +48,7 @@ class Hours:
         holders: hour, node, device, job, attempt, rank.
         device_of: by holder.
         vector: step time by the first six categories and holder, at the holder's share, ns.
-        evidence: of the step time, by holder.
+        evidence: of each part of it.
         claims: CLAIMS, with `claimant` the holder of each.
         claimant: holder of each claim.
         can_start: by holder: its process started within the day and had no unit before this hour.
@@ -85,7 +85,7 @@ def device_rows(hours: Hours) -> pa.Table:
     moved = sums(outer["holder"], size, outer["moved_mj"])
     inner = _fill_inside(pick(entries, entries["is_inside"] == 1), mine, np.maximum(shared - wall, 0), device_of, inside)
     stepped = _step_entries(hours, mine, moved, inner)
-    rows = fold(join(stepped, inner, outer), ("holder", "category"))
+    rows = _together(join(stepped, inner, outer), ("holder", "category"))
     rows = pick(rows, rows["ns"] != 0)
     _assert_time(hours, rows, total)
     return _table(hours, rows)
@@ -126,7 +126,7 @@ def _entries(hours: Hours, claims: Columns) -> Columns:
             # The claim's parts that were split evenly are not told apart from the others.
             "evidence": np.where(claims["even_ns"][chosen] > 0, ASSUMED, MEASURED),
         })
-    made = fold_evidence(join(*rows), ("claim", "category"))
+    made = _together(join(*rows), ("claim", "category"))
     size = len(claims["energy_mj"])
     known = sums(made["claim"], size, made["ns"]) > 0
     made["energy_mj"] = apportion(np.where(known, claims["energy_mj"], 0), offsets(made["claim"], size), made["ns"])
@@ -134,14 +134,18 @@ def _entries(hours: Hours, claims: Columns) -> Columns:
     return made
 
 
-def fold_evidence(rows: Columns, keys: tuple[str, ...]) -> Columns:
-    """Rows with equal keys added up; flags and numbers that are equal within a key, and evidence, keep their greatest."""
-    order = np.lexsort([rows[k] for k in reversed(keys)])
-    kept = pick(rows, order)
-    added = fold({k: kept[k] for k in keys} | {"ns": kept["ns"], "rows": np.ones(len(order), np.int64)}, keys)
-    start = np.cumsum(added["rows"]) - added["rows"]
-    made = {n: np.maximum.reduceat(v, start) if len(start) else v for n, v in kept.items()}
-    return made | {"ns": added["ns"]}
+def _together(rows: Columns, keys: tuple[str, ...]) -> Columns:
+    """Rows with equal keys made one: ns and energy add up, all else keeps its greatest value."""
+    rows = pick(rows, np.lexsort([rows[k] for k in reversed(keys)]))
+    size = len(rows["ns"])
+    if not size:
+        return rows
+    change = np.zeros(size, bool)
+    change[0] = True
+    for k in keys:
+        change[1:] |= rows[k][1:] != rows[k][:-1]
+    start = np.flatnonzero(change)
+    return {n: (np.add if n in ("ns", "energy_mj") else np.maximum).reduceat(v, start) for n, v in rows.items()}
 
 
 def _take_excess(rows: Columns, excess: Ints, device_of: Ints, outside: Ints) -> Columns:
@@ -186,7 +190,6 @@ def _fill_inside(rows: Columns, mine: Columns, spare: Ints, device_of: Ints, ins
             "evidence": evidence[holders], "is_leftover": np.ones(len(holders), np.int64),
         })
     made = join(*tiers)
-    made.setdefault("is_leftover", np.zeros(len(made["ns"]), np.int64))
     made = pick(made, np.lexsort([made["category"], made["claim"], made["holder"], device_of[made["holder"]]]))
     device, left = device_of[made["holder"]], inside.copy()
     for tier in range(3):
@@ -212,10 +215,10 @@ def _step_entries(hours: Hours, mine: Columns, moved: Ints, inner: Columns) -> C
     parts[order] = apportion(np.where(have, energy, 0), offsets(holder[order], size), ns[order])
     inner["energy_mj"][left] = parts[6 * size :]
     inner["energy_ns"][left] = mine["energy_ns"][inner["holder"][left]]
-    evidence = np.maximum(hours.evidence, np.where(mine["even_ns"] > 0, ASSUMED, MEASURED))
+    evidence = np.where(mine["even_ns"] > 0, ASSUMED, hours.evidence).T.reshape(-1)
     return {
         "holder": np.repeat(np.arange(size), 6), "category": np.tile(np.arange(6), size), "ns": vector.T.reshape(-1).copy(),
-        "energy_mj": parts[: 6 * size], "energy_ns": np.repeat(mine["energy_ns"], 6), "evidence": np.repeat(evidence, 6),
+        "energy_mj": parts[: 6 * size], "energy_ns": np.repeat(mine["energy_ns"], 6), "evidence": evidence,
     }
 
 

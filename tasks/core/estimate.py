@@ -55,7 +55,7 @@ def machine_facts(charges: pa.Table) -> dict[str, MachineFacts]:
         if key is not None:
             gathered.setdefault(key, []).append(tuple(row))
     for key, found in gathered.items():
-        region, currency, kind = (min((r[i] for r in found if r[i] is not None), default=None) for i in (3, 4, 5))
+        region, currency, kind = (min((str(r[i]) for r in found if r[i] is not None), default=None) for i in (3, 4, 5))
         accounts = frozenset((str(r[0]), r[1], r[2]) for r in found)
         facts[key] = MachineFacts(accounts, kind, region, currency)
     return facts

@@ -15,13 +15,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.partials import GREATEST, LAYERS, OPS, STEPS
 from seedance.schema import INSTANT
-from tasks.core.arrays import Flags, Ints, counts, flat, ints, match_groups, merge_rows, number_groups, offsets, plain, sums
+from tasks.core.arrays import (
+    Flags,
+    Ints,
+    Wide,
+    counts,
+    flat,
+    grouped,
+    ints,
+    match_groups,
+    merge_rows,
+    number_groups,
+    offsets,
+    plain,
+    sums,
+)
 from tasks.core.money import apportion
 from tasks.errors import LawError
 
@@ -203,7 +216,7 @@ def _runs(table: pa.Table, keys: Sequence[str]) -> Ints:
     return np.flatnonzero(change)
 
 
-def _run_sums(values: Ints, start: Ints) -> npt.NDArray[np.int64] | npt.NDArray[np.object_]:
+def _run_sums(values: Ints, start: Ints) -> Wide:
     """Sums of each run; Python integers where int64 could wrap."""
     if not len(start):
         return np.zeros(0, np.int64)
@@ -211,8 +224,8 @@ def _run_sums(values: Ints, start: Ints) -> npt.NDArray[np.int64] | npt.NDArray[
     if int(values.max()) * longest < 1 << 63:
         return np.add.reduceat(values, start)
     high, low = np.add.reduceat(values >> 32, start), np.add.reduceat(values & 0xFFFF_FFFF, start)
-    total = (high.astype(object) << 32) + low.astype(object)
-    return total.astype(np.int64) if max(total) < 1 << 63 else total
+    exact: Wide = np.array([(int(h) << 32) + int(v) for h, v in zip(high, low, strict=True)], object)
+    return exact.astype(np.int64) if max(exact) < 1 << 63 else exact
 
 
 def _method_evidence(table: pa.Table) -> Ints:
@@ -234,10 +247,10 @@ def _one_row_each(table: pa.Table) -> pa.Table:
     _, first = number_groups(table.column(k) for k in RUN_KEYS)
     if len(first) == table.num_rows:
         return plain(table)
-    how = [(n, "sum") for n in RUN_SUMS] + [("layer_index", "min"), ("evidence", "max")]
+    how = dict.fromkeys(RUN_SUMS, "sum") | {"layer_index": "min", "evidence": "max"}
     table = plain(table)
-    made = table.group_by(list(RUN_KEYS), use_threads=False).aggregate(how)
-    return pa.table({k: made.column(k) for k in RUN_KEYS} | {n: made.column(f"{n}_{h}").cast(table.schema.field(n).type) for n, h in how})
+    made = grouped(table, RUN_KEYS, how)
+    return pa.table([made.column(n).cast(table.schema.field(n).type) for n in table.column_names], schema=table.schema)
 
 
 def _sum_steps(steps: pa.Table, hour_ns: int) -> pa.Table:
@@ -248,7 +261,7 @@ def _sum_steps(steps: pa.Table, hour_ns: int) -> pa.Table:
     parts = sum((ints(steps.column(n)) for n in GAPS), ints(steps.column("active_ns")))
     columns["held_idle_ns"] = pa.array(ints(steps.column("held_idle_ns")) + ints(steps.column("wall_ns")) - parts)
     columns |= {"first_ns": pa.array(start), "last_ns": pa.array(-(start + ints(steps.column("window_ns"))))}
-    columns |= {n: zero for n in ("weight_ns", "work_ns", "communication_ns", "op_idle_ns", "op_busy_ns", "evidence")}
+    columns |= dict.fromkeys(("weight_ns", "work_ns", "communication_ns", "op_idle_ns", "op_busy_ns", "evidence"), zero)
     columns["hour_utc"] = pa.repeat(pa.scalar(hour_ns, pa.int64()).cast(INSTANT), size)
     table = plain(pa.table([columns[n] for n in STEPS.names], names=list(STEPS.names)))
     table = table.set_column(table.schema.get_field_index("evidence"), "evidence", table.column("evidence").cast(pa.int16()))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,7 @@ from tasks.core.arrays import (
     Columns,
     Flags,
     Ints,
+    grouped,
     ints,
     join,
     merge_rows,
@@ -174,8 +176,8 @@ def tails(seen: Seen, devices: pa.Table, processes: pa.Table) -> Ints:
     """By device, where the tail of the hour begins: three of the longest periods of its host before the end."""
     periods: dict[str, int] = {}
     for table in (devices, processes):
-        for row in plain(table.select(["node", "period_ns"])).group_by("node").aggregate([("period_ns", "max")]).to_pylist():
-            periods[row["node"]] = max(periods.get(row["node"], 0), row["period_ns_max"])
+        for row in grouped(table, ["node"], {"period_ns": "max"}).to_pylist():
+            periods[row["node"]] = max(periods.get(row["node"], 0), row["period_ns"])
     length = [CAP_PERIODS * periods.get(n, TAIL_NS // CAP_PERIODS) for n in seen.devices.column("node").to_pylist()]
     return np.maximum(HOUR_NS - np.array(length, np.int64), 0)
 
@@ -195,14 +197,14 @@ def whole_owner(processes: pa.Table, steps: pa.Table) -> pa.Table:
     if not pc.any(loose).as_py():
         return processes
     names = ["node", "device_uuid", "job_id", "attempt", "rank"]
-    known = [tuple(r.values()) for r in plain(steps.select(names)).group_by(names).aggregate([]).to_pylist()]
+    known: list[tuple[Any, ...]] = [tuple(r.values()) for r in grouped(steps, names).to_pylist()]
     made: dict[str, list[int | None]] = {"attempt": [], "rank": []}
-    found: dict[tuple[object, ...], tuple[int | None, int | None]] = {}
+    found: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for row in processes.select(names).to_pylist():
         key = tuple(row.values())
         if key not in found:
-            fits = [k for k in known if k[:3] == key[:3] and all(b is None or a == b for a, b in zip(k[3:], key[3:], strict=True))]
-            found[key] = min(fits)[3:] if row["job_id"] is not None and None in key[3:] and fits else key[3:]  # type: ignore[assignment]
+            fits = [k for k in known if k[:3] == key[:3] and key[3] in (None, k[3]) and key[4] in (None, k[4])]
+            found[key] = (row["attempt"], row["rank"]) if row["job_id"] is None or not fits else min(fits)[3:]
         made["attempt"].append(found[key][0])
         made["rank"].append(found[key][1])
     for name, type_ in (("attempt", pa.int16()), ("rank", pa.int32())):
@@ -295,5 +297,5 @@ def _claim_table(claims: Columns, devices: pa.Table, holders: pa.Table) -> pa.Ta
 
 
 def _least(rows: pa.Table, keys: Sequence[str], names: Sequence[str]) -> dict[tuple[str, ...], dict[str, str]]:
-    grouped = plain(rows.select([*keys, *names])).group_by(list(keys), use_threads=False).aggregate([(n, "min") for n in names])
-    return {tuple(r[k] for k in keys): {n: r[f"{n}_min"] for n in names} for r in grouped.to_pylist()}
+    least = grouped(rows, keys, dict.fromkeys(names, "min"))
+    return {tuple(r[k] for k in keys): {n: r[n] for n in names} for r in least.to_pylist()}

@@ -18,6 +18,7 @@ from seedance.schema import INSTANT
 from tasks.core import money
 from tasks.core.estimate import ALPHA_ONE, PriceBook, list_units, machine_facts
 from tasks.core.ledger import Inputs, Ledger
+from tasks.core.snapshots import plain
 from tasks.core.spans import HOUR_NS
 
 
@@ -100,14 +101,14 @@ def bridge_monthly(
     """Rows of report_bridge__monthly.
 
     Args:
-        bills: per (cloud, account, period, currency) of the snapshots in force, in whole units: raw_billed, quantised,
-            stored_billed, stored_effective, scheduled_billed, scheduled_effective, purchases, used, unused.
+        bills: per (cloud, account, period, currency) of the snapshots in force, as `tasks.bill.period_facts` gives them.
         addressed: BilledCost and EffectiveCost of the addresses of days that stand on these snapshots, by the same key.
     """
     rows = []
     for bill in bills:
         key = (bill["cloud"], bill["account"], bill["period"], bill["currency"])
         cash, amortised = addressed.get(key, (0, 0))
+        lost = bill["raw_minus_stored"]
         expected = bill["stored_billed"] - bill["purchases"] + bill["used"] + bill["unused"]
         rows.append(
             {
@@ -115,8 +116,8 @@ def bridge_monthly(
                 "BillingAccountId": key[1],
                 "BillingPeriodStart": dt.datetime.fromisoformat(key[2]),
                 "BillingCurrency": key[3],
-                "x_RawBilledCost": money.decimal(bill["raw_billed"]),
-                "x_QuantisedAway": money.decimal(bill["quantised"]),
+                "x_RawBilledCost": None if lost is None else plain(money.decimal(bill["stored_billed"]) + lost),
+                "x_QuantisedAway": None if lost is None else plain(lost),
                 "x_StoredBilledCost": money.decimal(bill["stored_billed"]),
                 "x_AddressedBilledCost": money.decimal(cash),
                 "x_ScheduledBilledCost": money.decimal(bill["scheduled_billed"]),

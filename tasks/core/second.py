@@ -74,7 +74,8 @@ def second_rounding(addresses: pa.Table, layer_hourly: pa.Table) -> pa.Table:
         if not found:
             raise LawError(
                 f"second rounding: job {job} attempt {attempt} has work money at "
-                f"{pools['x_HourUtc'][place].as_py()} and no layer time. core_usage__layer_hourly and core_usage__device_hourly disagree; reduce the day again.",
+                f"{pools['x_HourUtc'][place].as_py()} and no layer time. "
+                "core_usage__layer_hourly and core_usage__device_hourly disagree; reduce the day again.",
                 job=job,
                 attempt=attempt,
                 hour=hour,

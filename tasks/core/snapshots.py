@@ -6,7 +6,7 @@ no disk, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -192,6 +192,49 @@ def totals(charges: pa.Table) -> list[dict[str, Any]]:
         facts["EffectiveCost"] = plain(one["EffectiveCost_sum"])
         out.append(facts)
     return sorted(out, key=lambda f: [f[n] or "" for n in TOTALS])
+
+
+BRIDGE = ("x_Cloud", "BillingAccountId", "BillingPeriodStart", "BillingCurrency")
+"""What the bridge from stored rows to addresses is drawn for."""
+
+
+def bridge(charges: pa.Table, parts: pa.Table) -> list[dict[str, Any]]:
+    """What the bridge needs of a delivery, by BRIDGE: stored sums, commitments, and the sums of each usage day, as text.
+
+    Args:
+        charges: stored charges, one row a charge.
+        parts: the same charges split over usage days, as `split_days` gives them.
+
+    Source: ledger.md section 2; billed - commitment purchases + used + unused = effective.
+    """
+    commitment = pc.or_(charges["CommitmentDiscountId"].is_valid(), charges["CapacityReservationId"].is_valid())
+    purchase = pc.and_(pc.equal(charges["ChargeCategory"], "Purchase"), commitment)
+    chosen = {
+        "stored": None,
+        "purchases": purchase,
+        "used": pc.equal(charges["CommitmentDiscountStatus"], "Used"),
+        "unused": pc.equal(charges["CommitmentDiscountStatus"], "Unused"),
+    }
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for name, mask in chosen.items():
+        for key, sums in _sums(
+            charges if mask is None else charges.filter(mask), BRIDGE, ("BilledCost", "EffectiveCost")
+        ):
+            found.setdefault(key, {"days": {}})[name] = sums
+    for key, sums in _sums(parts, (*BRIDGE, "x_UsageDate"), ("x_DayBilledCost", "x_DayEffectiveCost")):
+        found[key[:-1]]["days"][key[-1].isoformat()] = sums
+    names = ("cloud", "account", "period", "currency")
+    rows = [dict(zip(names, key, strict=True)) | facts for key, facts in sorted(found.items())]
+    return [row | {"period": instant_text(int(row["period"]))} for row in rows]
+
+
+def _sums(table: pa.Table, key: Sequence[str], amounts: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """Groups of a table and the sum of each amount, as text; instants as ns."""
+    place = table.schema.get_field_index("BillingPeriodStart")
+    table = table.set_column(place, "BillingPeriodStart", table["BillingPeriodStart"].cast(pa.int64()))
+    sums = table.group_by(list(key)).aggregate([(name, "sum") for name in amounts])
+    for row in sums.to_pylist():
+        yield tuple(row[k] for k in key), [plain(row[f"{name}_sum"]) for name in amounts]
 
 
 def plain(amount: Decimal) -> str:

@@ -12,11 +12,22 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from schemas.partials import GREATEST, LAYERS, OPS
-from tasks.core.arrays import Flags, Ints, flat, ints, match_groups, merge_rows, number_groups, offsets, sums
+from tasks.core.arrays import (
+    Flags,
+    Ints,
+    Wide,
+    flat,
+    grouped,
+    ints,
+    match_groups,
+    merge_rows,
+    number_groups,
+    offsets,
+    sums,
+)
 from tasks.core.layers import NO_LAYER, OP_KEY, STRATUM, layer_rows, op_categories, op_order, put
 from tasks.core.money import apportion, telescope
 
@@ -25,8 +36,6 @@ CHUNK_ROWS = 1_000_000
 JOB = ("job_id", "attempt", "phase", "batch_size")
 INTERPOLATED, ASSUMED = 1, 2
 STEP_PARTS = ("work_ns", "communication_ns", "op_idle_ns", "op_busy_ns")
-
-Weights = npt.NDArray[np.int64] | npt.NDArray[np.object_]
 
 
 @dataclass(frozen=True)
@@ -50,13 +59,14 @@ class _Pool:
 
     rows: pa.Table
     keys: tuple[str, ...]
-    weight: Weights
+    weight: Wide
     evidence: int
 
 
 def unsampled(steps: pa.Table) -> Flags:
     """Strata with active time and no sample."""
-    return (ints(steps.column("weight_ns")) == 0) & (ints(steps.column("active_ns")) > 0)
+    none: Flags = ints(steps.column("weight_ns")) == 0
+    return none & (ints(steps.column("active_ns")) > 0)
 
 
 def fill(steps: pa.Table, layers: pa.Table, ops: pa.Table, devices: pa.Table, keep: Flags) -> Filled:
@@ -113,11 +123,10 @@ def _pools(layers: pa.Table, ops: pa.Table) -> Iterator[_Pool]:
 def _over_ranks(layers: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Weights and FLOPs by keys and op, over ranks, machines and, without the hour, hours."""
     names = list(dict.fromkeys([*keys, *OP_KEY]))
-    made = layers.group_by(names, use_threads=False).aggregate([("weight_ns", "sum"), ("flops", "sum"), ("layer_index", "min")])
-    return made.rename_columns([n.removesuffix("_sum").removesuffix("_min") for n in made.column_names])
+    return grouped(layers, names, {"weight_ns": "sum", "flops": "sum", "layer_index": "min"})
 
 
-def _numbers(column: pa.ChunkedArray) -> Weights:
+def _numbers(column: pa.ChunkedArray) -> Wide:
     """A decimal(38, 0) column as integers; Python's where int64 could be left."""
     values = [int(v) for v in flat(column).to_pylist()]
     return np.array(values, np.int64 if sum(values) < 1 << 56 else object)

@@ -10,7 +10,7 @@ what was recorded.
 """
 
 from tests.fleet.bill import Charge, charge_label, charges, deliveries
-from tests.fleet.model import Fleet, FleetSpec, bundled_spec, full_spec, tiny_spec, with_switches
+from tests.fleet.model import Fleet, FleetSpec, bundled_spec, full_spec, random_spec, tiny_spec, with_switches
 from tests.fleet.observed import Layer, Place
 from tests.fleet.roster import build
 from tests.fleet.timeline import Timeline, observe
@@ -35,6 +35,7 @@ __all__ = [
     "deliveries",
     "full_spec",
     "observe",
+    "random_spec",
     "telemetry_files",
     "tiny_spec",
     "true_ledger",

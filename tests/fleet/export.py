@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.billing import CHARGES, FOCUS
-from tests.fleet.bill import Charge, instant
+from tests.fleet.charge import Charge, Desk, instant
 from tests.fleet.model import DAY, HOUR, Fleet
 from tests.fleet.roster import token
 
@@ -100,7 +100,7 @@ def export_files(fleet: Fleet, charges: Sequence[Charge], delivery: int = 1) -> 
     period = fleet.spec.day[:7]
     execution = token(fleet.spec, "execution", delivery, digits=32)
     execution = "-".join((execution[:8], execution[8:12], execution[12:16], execution[16:20], execution[20:]))
-    stamp = (instant(fleet.spec.day_ns + DAY + delivery * 6 * HOUR)).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+    stamp = _zulu(fleet.spec.day_ns + DAY + delivery * 6 * HOUR)
     folder = f"{PREFIX}/{EXPORT}/data/BILLING_PERIOD={period}/{stamp.replace(':', '-')}-{execution}"
     table = table_of(fleet, charges)
     size = -(-len(table) // fleet.spec.parts)
@@ -116,15 +116,15 @@ def export_files(fleet: Fleet, charges: Sequence[Charge], delivery: int = 1) -> 
         "columns": [{"name": f.name, "type": _type_name(f.type)} for f in table.schema],
         "dataFiles": [f"s3://{BUCKET}/{path}" for path, _ in files],
         "additionalOutputFiles": [],
-        "period": {"start": _zulu(charges, "BillingPeriodStart"), "end": _zulu(charges, "BillingPeriodEnd")},
+        "period": dict(zip(("start", "end"), (_zulu(ns) for ns in Desk(fleet).month), strict=True)),
         "timestamp": stamp,
     }
     name = f"{PREFIX}/{EXPORT}/metadata/BILLING_PERIOD={period}/{EXPORT}-Manifest.json"
     return [*files, (name, json.dumps(manifest, indent=1).encode())]
 
 
-def _zulu(charges: Sequence[Charge], column: str) -> str:
-    return str(charges[0][column].strftime("%Y-%m-%dT%H:%M:%S.000Z"))
+def _zulu(ns: int) -> str:
+    return instant(ns).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
 def _type_name(kind: pa.DataType) -> str:

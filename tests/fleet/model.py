@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import hashlib
-from dataclasses import dataclass, field, replace
+import random
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
@@ -334,6 +335,24 @@ def full_spec(seed: int = 0, **switches: object) -> FleetSpec:
     )
     facts: dict[str, object] = {**dict.fromkeys(on, True), "disk": "hourly", "parts": 2, "period_s": 60, "window_s": 60}
     return FleetSpec(**{"seed": seed, **facts, **switches})  # type: ignore[arg-type]
+
+
+def random_spec(seed: int, **switches: object) -> FleetSpec:
+    """A tiny fleet with switches thrown by the seed, for tests of what must hold for every fleet."""
+    dice = random.Random(f"spec/{seed}")
+    fixed = {"idle", "bundled", "decimals"}
+    facts: dict[str, object] = {
+        f.name: dice.random() < 0.4 for f in fields(FleetSpec) if isinstance(f.default, bool) and f.name not in fixed
+    }
+    facts["hours"] = dice.randint(2, 4)
+    facts["first_hour"] = dice.choice([0, 0, 9, 20])
+    facts["disk"] = dice.choice(["", "hourly", "daily"])
+    if not facts["daily_machine_rows"]:  # rows of a day are not there before it ends
+        facts["bill_until"] = dice.choice([None, None, int(str(facts["first_hour"])) + 1])
+    facts["sample_ppm"] = dice.choice([1_000_000, 100_000])
+    facts["parts"] = dice.randint(1, 3)
+    facts["decimals"] = dice.random() < 0.3
+    return tiny_spec(seed, **{**facts, **switches})
 
 
 def bundled_spec() -> FleetSpec:

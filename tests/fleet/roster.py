@@ -185,9 +185,9 @@ class _Roster:
         train = self.machine(
             "p4d.24xlarge",
             pricing="savings_plan",
-            start_s=6 * hour + 12 * 60,
-            end_s=12 * hour + 38 * 60,
-            agent_s=6 * hour + 15 * 60,
+            start_s=4 * hour + 12 * 60,
+            end_s=18 * hour + 38 * 60,
+            agent_s=4 * hour + 15 * 60,
         )
         serve = self.machine("g5.12xlarge", start_s=0, end_s=10 * hour, is_arn=True)
         spot = self.machine(
@@ -199,7 +199,7 @@ class _Roster:
         )
         self.machine("g5.2xlarge", start_s=14 * hour + 5 * 60, end_s=17 * hour + 30 * 60, has_agent=False)
         llama = Work("llama-3-8b", "train", (4,), 2_048, 32, 3_800_000, checkpoint_every=300, checkpoint_us=42_000_000)
-        begin, ready, end = 6 * hour + 18 * 60, 6 * hour + 31 * 60, 12 * hour + 30 * 60
+        begin, ready, end = 4 * hour + 18 * 60, 4 * hour + 31 * 60, 18 * hour + 30 * 60
         run = (
             Stretch("startup", begin, ready, 120_000),
             Stretch("steps", ready, end, 950_000),
@@ -224,7 +224,7 @@ class _Roster:
             Stretch("held", 10 * hour + 30 * 60, 12 * hour, 0),
         )
         self.tenants.append(Tenant(((spot, 0),), 9 * hour, notebook))
-        volume = Volume("vol-0" + token(spec, "volume", digits=16), 4_000, ((train, 6, 13),))
+        volume = Volume("vol-0" + token(spec, "volume", digits=16), 4_000, ((train, 4, 19),))
         return Fleet(
             spec,
             tuple(self.machines),

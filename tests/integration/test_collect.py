@@ -208,6 +208,18 @@ def test_one_late_shard_has_one_bucket_checked_again(lake: Lake, monkeypatch: py
     assert len(looked) == 6 * len(same) + 1
 
 
+def test_processes_give_the_same_facts_as_threads(tmp_path: Path) -> None:
+    texts = []
+    for scheduler in ("threads", "local"):
+        lake = Lake.open(str(tmp_path / scheduler))
+        for i in range(4):
+            fill(lake, good_shards(f"node-{i}"))
+        fill(lake, dict([shard(STEP_WINDOWS, steps(5), seq=7)]))
+        chosen = Settings(lake=lake.store.url, scheduler=scheduler, workers=2)
+        texts.append(collect_day(lake, chosen, DAY, last_day=TODAY)[0].to_json())
+    assert texts[0] == texts[1]
+
+
 def test_a_day_that_has_not_come_is_tried_again_when_it_has(lake: Lake) -> None:
     paths = fill(lake, good_shards())
     step, _ = collect_day(lake, settings(lake), DAY, last_day=date(2026, 11, 25))

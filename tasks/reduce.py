@@ -1,0 +1,169 @@
+"""A day's accepted shards to jobs, device time, layer time and attachments: one step a bucket, one step for the day.
+
+A bucket is an hour of the hosts whose names hash to it; its step is keyed by its shards, so a late shard recomputes one
+bucket and the day's last step. Buckets run wherever `tasks.io.engine` puts them; what they make are objects of the lake, and
+only handles travel. Knows no bill and no Prefect.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from schemas.partials import PARTIALS, REPEATS
+from schemas.telemetry import OP_WINDOWS, TELEMETRY
+from schemas.usage import USAGE
+from seedance.errors import ShardError
+from seedance.schema import Table
+from seedance.shard import Footer, parse_name, read_footer, read_shard
+from tasks.core import usage
+from tasks.core.layers import OP_COLUMNS
+from tasks.core.shards import bucket_of
+from tasks.errors import LawError
+from tasks.io.engine import map_buckets
+from tasks.io.lake import Handle, Lake, Step
+from tasks.settings import Settings
+from tasks.step import run_step, stage_key
+
+BUCKET_STAGE = "reduce_bucket"
+DAY_STAGE = "reduce_day"
+CORE = ("arrays", "claims", "devices", "layer_table", "layers", "money", "observe", "places", "runs", "unsampled", "usage")
+MODULES = ("tasks.reduce", "schemas.partials", "schemas.telemetry", *(f"tasks.core.{name}" for name in CORE))
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """One unit of work: where the lake is, and the shards of some hosts in one hour."""
+
+    lake: str
+    day: str
+    hour: int
+    number: int
+    paths: tuple[str, ...]
+
+
+def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]) -> tuple[Step, bool]:
+    """Handles of the four tables of `schemas.usage` for a day, and whether they were there already.
+
+    Args:
+        lake: where shards and objects are.
+        settings: scheduler and workers; neither changes a byte of the result.
+        day: UTC day, YYYY-MM-DD.
+        accepted: paths of the day's shards that count.
+
+    Returns:
+        The day's step; facts: buckets, shards, rows that came twice by table.
+
+    Raises:
+        LawError: time does not add up; carries law, where, expected, found.
+        ShardError: a shard cannot be read; carries path, reason.
+    """
+    buckets = buckets_of(lake, day, accepted)
+    steps = map_buckets(reduce_bucket, buckets, scheduler=settings.scheduler, workers=settings.workers)
+    key = stage_key(
+        DAY_STAGE,
+        modules=(*MODULES, "schemas.usage"),
+        schemas=(*PARTIALS.values(), *USAGE.values()),
+        settings={"day": day},
+        inputs=[handle.sha256 for step in steps for handle in step.handles.values()],
+    )
+    return run_step(lake, DAY_STAGE, key, lambda: _finish(lake, day, buckets, steps))
+
+
+def buckets_of(lake: Lake, day: str, accepted: Sequence[str]) -> list[Bucket]:
+    """The day's shards by hour and hash of their host, in order."""
+    groups: dict[tuple[int, int], list[str]] = defaultdict(list)
+    for path in accepted:
+        name = parse_name(path)
+        if name.day.isoformat() != day:
+            raise LawError(f"{path}: expected a shard of {day}. Reduce each day with its own shards.", law="bucket", where=path,
+                           expected=day, found=name.day.isoformat())
+        # A shard's producer is its node: collect refuses any other.
+        groups[name.hour, bucket_of(name.producer, lake.buckets)].append(path)
+    return [
+        Bucket(lake.store.url, day, hour, number, tuple(sorted(paths))) for (hour, number), paths in sorted(groups.items())
+    ]
+
+
+def reduce_bucket(bucket: Bucket) -> Step:
+    """The step of one bucket: its partial tables, computed now only when these shards have not been reduced."""
+    lake = _lake(bucket.lake)
+    key = stage_key(
+        BUCKET_STAGE,
+        modules=MODULES,
+        schemas=(*TELEMETRY.values(), *PARTIALS.values()),
+        settings={},
+        inputs=[f"{(n := parse_name(p)).table}/{n.day}/{n.hour}/{n.producer}/{n.sha16}" for p in bucket.paths],
+    )
+    step, _ = run_step(lake, BUCKET_STAGE, key, lambda: _bucket(lake, bucket))
+    return step
+
+
+def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer, pa.Table]:
+    """Footer and rows of a shard that collect has accepted.
+
+    Args:
+        data: the bytes of the shard.
+        path: for messages.
+        is_only: no other shard of its host, hour and table is there: op windows are then read without the columns that
+            only tell rows apart, and with their text dictionary-encoded.
+    """
+    spec = TELEMETRY[parse_name(path).table]
+    if spec.name != OP_WINDOWS.name or not is_only:
+        return read_shard(data, spec, where=path)
+    text = [n for n in OP_COLUMNS if pa.types.is_string(spec[n].type)]
+    try:
+        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=text)
+        return read_footer(data), file.read(columns=list(OP_COLUMNS))
+    except (pa.ArrowException, OSError) as error:
+        reason = f"rows cannot be read: {error}"
+        raise ShardError(f"{path}: {reason}. It was accepted before: look for damage in the store.", path=path, reason=reason) from error
+
+
+def _lake(url: str) -> Lake:
+    # Opening also tries the store, once a bucket; the process that started the day has done so already.
+    from seedance.store import Store
+
+    return Lake(Store(url), 0)
+
+
+def _bucket(lake: Lake, bucket: Bucket) -> Step:
+    alone: dict[tuple[str, str], int] = defaultdict(int)
+    for path in bucket.paths:
+        alone[(name := parse_name(path)).table, name.producer] += 1
+    shards = []
+    for path in bucket.paths:
+        name = parse_name(path)
+        shards.append(read_for_reduction(lake.store.read(path), path, is_only=alone[name.table, name.producer] == 1))
+    made = usage.partial(shards)
+    repeats = made.pop(REPEATS.name)
+    handles = {n: lake.handle(PARTIALS[n], bucket.day, [t]) for n, t in sorted(made.items()) if t.num_rows}
+    return Step(handles, {"repeats": {r["table"]: [r["duplicates"], r["conflicts"]] for r in repeats.to_pylist()}})
+
+
+def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], steps: Sequence[Step]) -> Step:
+    merged = usage.merge([{n: _read(lake, s.handles, n) for n in PARTIALS if n in s.handles and n != usage.DETAIL} for s in steps])
+    wanted = usage.detail_wanted(merged)
+    if wanted.num_rows:
+        # Op rows of single ranks are as large as the day: they pass one bucket at a time, and few are kept.
+        detail = [usage.only(_read(lake, s.handles, usage.DETAIL), wanted) for s in steps if usage.DETAIL in s.handles]
+        merged[usage.DETAIL] = pa.concat_tables([PARTIALS[usage.DETAIL].empty(), *detail])
+    made = usage.finish(merged, day)
+    repeats: dict[str, list[int]] = {}
+    for step in steps:
+        for table, found in step.facts["repeats"].items():
+            repeats[table] = [a + b for a, b in zip(repeats.get(table, [0, 0]), found, strict=True)]
+    facts = {
+        "buckets": len(buckets), "shards": sum(len(b.paths) for b in buckets),
+        "duplicate_rows": {t: r[0] for t, r in sorted(repeats.items())}, "conflicting_rows": {t: r[1] for t, r in sorted(repeats.items())},
+    }
+    return Step({n: lake.handle(USAGE[n], day, [t] if t.num_rows else []) for n, t in made.items()}, facts)
+
+
+def _read(lake: Lake, handles: Mapping[str, Handle], name: str) -> pa.Table:
+    spec: Table = PARTIALS[name]
+    return lake.read(handles[name], spec)
