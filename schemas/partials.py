@@ -21,7 +21,10 @@ _RANK = (
     number("attempt", 16, "count", "restart number", summed=False),
     number("rank", 32, "count", "global rank", summed=False),
 )
-_UNIT = (text("phase", "phase of the units", values=PHASES), number("batch_size", 32, "count", "batch size", summed=False))
+_UNIT = (
+    text("phase", "phase of the units", values=PHASES),
+    number("batch_size", 32, "count", "batch size", summed=False),
+)
 _OP = (
     text("layer", "layer, or a name in parentheses"),
     text("pass", "direction", values=PASSES),
@@ -39,9 +42,12 @@ _COUNTED = tuple(
         ("uncounted_calls", "calls without a FLOP formula", "count"),
     )
 )
-_INDEX = number("layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False)
-_RANKED = number("evidence", 16, "rank", "0 measured, 1 interpolated, 2 assumed: the worst of what was added up", max=2,
-                 summed=False)
+_INDEX = number(
+    "layer_index", 32, "count", "position of the layer in the model; -1 without a module", min=-1, summed=False
+)
+_RANKED = number(
+    "evidence", 16, "rank", "0 measured, 1 interpolated, 2 assumed: the worst of what was added up", max=2, summed=False
+)
 _TIMED = (
     number("weight_ns", 64, "ns", "exclusive time in sampled units, with what no op row explains under (none)"),
     number("ns", 64, "ns", "device time of sampled strata, scaled to all units; 0 where the stratum has no sample"),
@@ -53,12 +59,20 @@ DEVICES = Table(
     "one device in one hour: where it runs, and lengths of unions before the tail of the hour",
     ("hour_utc", "node", "device_uuid"),
     (
-        _HOUR, _NODE, _DEVICE,
+        _HOUR,
+        _NODE,
+        _DEVICE,
         text("cloud", "provider, from readings, else footers of the hour", null=True),
         text("instance_id", "instance, from readings, else footers of the hour", null=True),
         text("instance_type", "instance type, from footers of the hour", null=True),
         text("gpu_model", "model, from readings of the hour", null=True),
-        number("tail_ns", 64, "ns", "where the tail begins that is decided with the next hour's first readings", summed=False),
+        number(
+            "tail_ns",
+            64,
+            "ns",
+            "where the tail begins that is decided with the next hour's first readings",
+            summed=False,
+        ),
         number("step_ns", 64, "ns", "length of the union of step windows, before the tail"),
         number("any_ns", 64, "ns", "length of the union of readings and step windows, before the tail"),
         number("both_ns", 64, "ns", "length of what both readings and step windows cover, before the tail"),
@@ -70,9 +84,15 @@ CLAIMS = Table(
     "time of one device before the tail of the hour, by holder and by what is known of it",
     ("hour_utc", "node", "device_uuid", "job_id", "attempt", "rank", "kind", "is_inside", "is_before"),
     (
-        _HOUR, _NODE, _DEVICE, *_HOLDER,
-        text("kind", "step: the holder's own step windows; held: other time it holds; idle: nobody holds",
-             values=("step", "held", "idle")),
+        _HOUR,
+        _NODE,
+        _DEVICE,
+        *_HOLDER,
+        text(
+            "kind",
+            "step: the holder's own step windows; held: other time it holds; idle: nobody holds",
+            values=("step", "held", "idle"),
+        ),
         number("is_inside", 16, "flag", "1 inside the step windows of any job", max=1, summed=False),
         number("is_before", 16, "flag", "1 before the holder's first unit of the hour", max=1, summed=False),
         number("full_ns", 64, "ns", "length of the segments, however many share them; kind step"),
@@ -90,10 +110,23 @@ CLAIMS = Table(
 EDGES = Table(
     "partial_usage__edges",
     "readings, processes and step windows of the tail of an hour, among them those of the next hour that reach back",
-    ("hour_utc", "node", "device_uuid", "kind", "begin_ns", "end_ns", "job_id", "attempt", "rank", "host_pid",
-     "pid_started_ns"),
     (
-        _HOUR, _NODE, _DEVICE,
+        "hour_utc",
+        "node",
+        "device_uuid",
+        "kind",
+        "begin_ns",
+        "end_ns",
+        "job_id",
+        "attempt",
+        "rank",
+        "host_pid",
+        "pid_started_ns",
+    ),
+    (
+        _HOUR,
+        _NODE,
+        _DEVICE,
         text("kind", "what covers the time", values=("reading", "process", "step")),
         number("begin_ns", 64, "ns", "begin, from the start of the hour", min=None, summed=False),
         number("end_ns", 64, "ns", "end, from the start of the hour", summed=False),
@@ -113,10 +146,20 @@ SEEN = Table(
     "one job's process on one device in one hour",
     ("hour_utc", "node", "device_uuid", "job_id", "attempt", "rank"),
     (
-        _HOUR, _NODE, _DEVICE, *_HOLDER,
+        _HOUR,
+        _NODE,
+        _DEVICE,
+        *_HOLDER,
         number("pid_started_ns", 64, "ns UTC", "start of its oldest process", summed=False),
         number("first_ns", 64, "ns UTC", "first reading of it", summed=False),
-        number("last_ns", 64, "ns UTC", "last reading of it, negative so that the least is the last", min=None, summed=False),
+        number(
+            "last_ns",
+            64,
+            "ns UTC",
+            "last reading of it, negative so that the least is the last",
+            min=None,
+            summed=False,
+        ),
     ),
 )
 
@@ -125,10 +168,20 @@ STEPS = Table(
     "units of one stratum: hour, device, job, attempt, rank, phase, batch size",
     ("hour_utc", "node", "device_uuid", "job_id", "attempt", "rank", "phase", "batch_size"),
     (
-        _HOUR, _NODE, _DEVICE, *_RANK, *_UNIT,
+        _HOUR,
+        _NODE,
+        _DEVICE,
+        *_RANK,
+        *_UNIT,
         number("first_ns", 64, "ns UTC", "start of the first window", summed=False),
-        number("last_ns", 64, "ns UTC", "end of the last window, negative so that the least is the last", min=None,
-               summed=False),
+        number(
+            "last_ns",
+            64,
+            "ns UTC",
+            "end of the last window, negative so that the least is the last",
+            min=None,
+            summed=False,
+        ),
         number("units", 64, "count", "units"),
         number("wall_ns", 64, "ns", "wall time"),
         number("active_ns", 64, "ns", "active time"),
@@ -153,21 +206,61 @@ STEPS = Table(
 OPS = Table(
     "partial_usage__ops",
     "one op of one stratum: what a rank did, for drilling down and for what is decided after the merge",
-    ("hour_utc", "node", "device_uuid", "job_id", "attempt", "rank", "layer", "pass", "op", "phase", "batch_size", "dtype"),
     (
-        _HOUR, _NODE, _DEVICE, *_RANK, *_OP, _INDEX, *_COUNTED,
+        "hour_utc",
+        "node",
+        "device_uuid",
+        "job_id",
+        "attempt",
+        "rank",
+        "layer",
+        "pass",
+        "op",
+        "phase",
+        "batch_size",
+        "dtype",
+    ),
+    (
+        _HOUR,
+        _NODE,
+        _DEVICE,
+        *_RANK,
+        *_OP,
+        _INDEX,
+        *_COUNTED,
         number("sampled_calls", 64, "count", "calls in sampled units"),
         number("busy_ns", 64, "ns", "raw time in sampled units"),
-        Column("exclusive_us2", COUNT, "sum over sampled units of the squared exclusive time", unit="us^2", min=0, summed=True),
-        *_TIMED, _RANKED,
+        Column(
+            "exclusive_us2",
+            COUNT,
+            "sum over sampled units of the squared exclusive time",
+            unit="us^2",
+            min=0,
+            summed=True,
+        ),
+        *_TIMED,
+        _RANKED,
     ),
 )
 
 LAYERS = Table(
     "partial_usage__layers",
     "one op of one job and hour, over the ranks of the bucket; device named only where its type or model is not known yet",
-    ("hour_utc", "job_id", "attempt", "instance_type", "gpu_model", "node", "device_uuid", "layer", "pass", "op", "phase",
-     "batch_size", "dtype"),
+    (
+        "hour_utc",
+        "job_id",
+        "attempt",
+        "instance_type",
+        "gpu_model",
+        "node",
+        "device_uuid",
+        "layer",
+        "pass",
+        "op",
+        "phase",
+        "batch_size",
+        "dtype",
+    ),
     (
         _HOUR,
         text("job_id", "job"),
@@ -176,7 +269,11 @@ LAYERS = Table(
         text("gpu_model", "model", null=True),
         text("node", "host, where type or model are not known within the hour", null=True),
         text("device_uuid", "device, where type or model are not known within the hour", null=True),
-        *_OP, _INDEX, *_COUNTED, *_TIMED, _RANKED,
+        *_OP,
+        _INDEX,
+        *_COUNTED,
+        *_TIMED,
+        _RANKED,
     ),
 )
 
@@ -214,13 +311,13 @@ REPEATS = Table(
     (
         text("table", "telemetry table"),
         number("duplicates", 64, "count", "rows equal to another one: counted once"),
-        number("conflicts", 64, "count", "rows with the key of another one and other values: the first in row order counts"),
+        number(
+            "conflicts", 64, "count", "rows with the key of another one and other values: the first in row order counts"
+        ),
     ),
 )
 
-PARTIALS = {
-    t.name: t for t in (DEVICES, CLAIMS, EDGES, SEEN, STEPS, OPS, LAYERS, STATEMENTS_HEARD, ATTACHED, REPEATS)
-}
+PARTIALS = {t.name: t for t in (DEVICES, CLAIMS, EDGES, SEEN, STEPS, OPS, LAYERS, STATEMENTS_HEARD, ATTACHED, REPEATS)}
 GREATEST = ("evidence",)
 """Columns that merge by their greatest value; all others that are not summed keep the least."""
 

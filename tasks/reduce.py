@@ -20,6 +20,7 @@ from schemas.usage import USAGE
 from seedance.errors import ShardError
 from seedance.schema import Table
 from seedance.shard import Footer, parse_name, read_footer, read_shard
+from seedance.store import Store
 from tasks.core import usage
 from tasks.core.layers import OP_COLUMNS
 from tasks.core.shards import bucket_of
@@ -27,11 +28,23 @@ from tasks.errors import LawError
 from tasks.io.engine import map_buckets
 from tasks.io.lake import Handle, Lake, Step
 from tasks.settings import Settings
-from tasks.step import run_step, stage_key
+from tasks.step import data_key, run_step, stage_key
 
 BUCKET_STAGE = "reduce_bucket"
 DAY_STAGE = "reduce_day"
-CORE = ("arrays", "claims", "devices", "layer_table", "layers", "money", "observe", "places", "runs", "unsampled", "usage")
+CORE = (
+    "arrays",
+    "claims",
+    "devices",
+    "layer_table",
+    "layers",
+    "money",
+    "observe",
+    "places",
+    "runs",
+    "unsampled",
+    "usage",
+)
 MODULES = ("tasks.reduce", "schemas.partials", "schemas.telemetry", *(f"tasks.core.{name}" for name in CORE))
 
 
@@ -44,6 +57,8 @@ class Bucket:
     hour: int
     number: int
     paths: tuple[str, ...]
+    key: str
+    """Key of its step: what it reads, and with what code."""
 
 
 def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]) -> tuple[Step, bool]:
@@ -63,15 +78,18 @@ def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]
         ShardError: a shard cannot be read; carries path, reason.
     """
     buckets = buckets_of(lake, day, accepted)
-    steps = map_buckets(reduce_bucket, buckets, scheduler=settings.scheduler, workers=settings.workers)
+    steps = {bucket: lake.step(BUCKET_STAGE, bucket.key) for bucket in buckets}
+    due = [bucket for bucket, step in steps.items() if step is None]
+    made = map_buckets(reduce_bucket, due, scheduler=settings.scheduler, workers=settings.workers)
+    done = [step for step in (steps | dict(zip(due, made, strict=True))).values() if step is not None]
     key = stage_key(
         DAY_STAGE,
         modules=(*MODULES, "schemas.usage"),
         schemas=(*PARTIALS.values(), *USAGE.values()),
         settings={"day": day},
-        inputs=[handle.sha256 for step in steps for handle in step.handles.values()],
+        inputs=[handle.sha256 for step in done for handle in step.handles.values()],
     )
-    return run_step(lake, DAY_STAGE, key, lambda: _finish(lake, day, buckets, steps))
+    return run_step(lake, DAY_STAGE, key, lambda: _finish(lake, day, buckets, done))
 
 
 def buckets_of(lake: Lake, day: str, accepted: Sequence[str]) -> list[Bucket]:
@@ -80,26 +98,32 @@ def buckets_of(lake: Lake, day: str, accepted: Sequence[str]) -> list[Bucket]:
     for path in accepted:
         name = parse_name(path)
         if name.day.isoformat() != day:
-            raise LawError(f"{path}: expected a shard of {day}. Reduce each day with its own shards.", law="bucket", where=path,
-                           expected=day, found=name.day.isoformat())
+            raise LawError(
+                f"{path}: expected a shard of {day}. Reduce each day with its own shards.",
+                law="bucket",
+                where=path,
+                expected=day,
+                found=name.day.isoformat(),
+            )
         # A shard's producer is its node: collect refuses any other.
         groups[name.hour, bucket_of(name.producer, lake.buckets)].append(path)
-    return [
-        Bucket(lake.store.url, day, hour, number, tuple(sorted(paths))) for (hour, number), paths in sorted(groups.items())
-    ]
+    code = stage_key(
+        BUCKET_STAGE, modules=MODULES, schemas=(*TELEMETRY.values(), *PARTIALS.values()), settings={}, inputs=[]
+    )
+    made = []
+    for (hour, number), paths in sorted(groups.items()):
+        names = [parse_name(path) for path in paths]
+        content = [f"{n.table}/{n.day}/{n.hour}/{n.producer}/{n.seq}/{n.sha16}" for n in names]
+        key = data_key(BUCKET_STAGE, schemas=(), settings={"code": code}, inputs=content)
+        made.append(Bucket(lake.store.url, day, hour, number, tuple(sorted(paths)), key))
+    return made
 
 
 def reduce_bucket(bucket: Bucket) -> Step:
     """The step of one bucket: its partial tables, computed now only when these shards have not been reduced."""
-    lake = _lake(bucket.lake)
-    key = stage_key(
-        BUCKET_STAGE,
-        modules=MODULES,
-        schemas=(*TELEMETRY.values(), *PARTIALS.values()),
-        settings={},
-        inputs=[f"{(n := parse_name(p)).table}/{n.day}/{n.hour}/{n.producer}/{n.sha16}" for p in bucket.paths],
-    )
-    step, _ = run_step(lake, BUCKET_STAGE, key, lambda: _bucket(lake, bucket))
+    # A plain Lake: opening one tries the store, and whoever started the day has done so.
+    lake = Lake(Store(bucket.lake), 0)
+    step, _ = run_step(lake, BUCKET_STAGE, bucket.key, lambda: _bucket(lake, bucket))
     return step
 
 
@@ -121,14 +145,9 @@ def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer
         return read_footer(data), file.read(columns=list(OP_COLUMNS))
     except (pa.ArrowException, OSError) as error:
         reason = f"rows cannot be read: {error}"
-        raise ShardError(f"{path}: {reason}. It was accepted before: look for damage in the store.", path=path, reason=reason) from error
-
-
-def _lake(url: str) -> Lake:
-    # Opening also tries the store, once a bucket; the process that started the day has done so already.
-    from seedance.store import Store
-
-    return Lake(Store(url), 0)
+        raise ShardError(
+            f"{path}: {reason}. It was accepted before: look for damage in the store.", path=path, reason=reason
+        ) from error
 
 
 def _bucket(lake: Lake, bucket: Bucket) -> Step:
@@ -146,7 +165,9 @@ def _bucket(lake: Lake, bucket: Bucket) -> Step:
 
 
 def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], steps: Sequence[Step]) -> Step:
-    merged = usage.merge([{n: _read(lake, s.handles, n) for n in PARTIALS if n in s.handles and n != usage.DETAIL} for s in steps])
+    merged = usage.merge(
+        [{n: _read(lake, s.handles, n) for n in PARTIALS if n in s.handles and n != usage.DETAIL} for s in steps]
+    )
     wanted = usage.detail_wanted(merged)
     if wanted.num_rows:
         # Op rows of single ranks are as large as the day: they pass one bucket at a time, and few are kept.
@@ -158,8 +179,10 @@ def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], steps: Sequence[Ste
         for table, found in step.facts["repeats"].items():
             repeats[table] = [a + b for a, b in zip(repeats.get(table, [0, 0]), found, strict=True)]
     facts = {
-        "buckets": len(buckets), "shards": sum(len(b.paths) for b in buckets),
-        "duplicate_rows": {t: r[0] for t, r in sorted(repeats.items())}, "conflicting_rows": {t: r[1] for t, r in sorted(repeats.items())},
+        "buckets": len(buckets),
+        "shards": sum(len(b.paths) for b in buckets),
+        "duplicate_rows": {t: r[0] for t, r in sorted(repeats.items())},
+        "conflicting_rows": {t: r[1] for t, r in sorted(repeats.items())},
     }
     return Step({n: lake.handle(USAGE[n], day, [t] if t.num_rows else []) for n, t in made.items()}, facts)
 

@@ -29,8 +29,17 @@ HOUR_NS = 3600 * SECOND
 NODE = "node-a"
 
 _TEXT: dict[str, str] = {
-    "cloud": "aws", "instance_id": "i-0a", "state": "ok", "method": "events", "pass": "fwd", "phase": "train",
-    "statement": "beat", "kind": "train", "source": "kernel", "payload": "{}", "job_id": "job-1",
+    "cloud": "aws",
+    "instance_id": "i-0a",
+    "state": "ok",
+    "method": "events",
+    "pass": "fwd",
+    "phase": "train",
+    "statement": "beat",
+    "kind": "train",
+    "source": "kernel",
+    "payload": "{}",
+    "job_id": "job-1",
 }
 
 
@@ -75,8 +84,14 @@ def processes(n: int = 2) -> list[dict[str, Any]]:
 def steps(n: int = 3, *, first: int = 0, **values: Any) -> list[dict[str, Any]]:
     """Step windows of one rank, ten seconds each: 6 s active, 2 s input stall, 1 s checkpoint, 1 s held idle."""
     made = {
-        "window_ns": 10 * SECOND, "units": 10, "wall_ns": 10 * SECOND, "active_ns": 6 * SECOND,
-        "input_stall_ns": 2 * SECOND, "checkpoint_ns": SECOND, "held_idle_ns": SECOND, "sampled_units": 1,
+        "window_ns": 10 * SECOND,
+        "units": 10,
+        "wall_ns": 10 * SECOND,
+        "active_ns": 6 * SECOND,
+        "input_stall_ns": 2 * SECOND,
+        "checkpoint_ns": SECOND,
+        "held_idle_ns": SECOND,
+        "sampled_units": 1,
         "sampled_active_ns": SECOND,
     }
     return [
@@ -118,8 +133,16 @@ def shard(
 ) -> tuple[str, bytes]:
     """Name and bytes of one shard, written as a host writes it."""
     return write_shard(
-        rows if isinstance(rows, pa.Table) else table(spec, rows), spec, producer=node, node=node, cloud="aws",
-        instance_id="i-0a", instance_type="p4d.24xlarge", hour=hour, seq=seq, period_ns=SECOND,
+        rows if isinstance(rows, pa.Table) else table(spec, rows),
+        spec,
+        producer=node,
+        node=node,
+        cloud="aws",
+        instance_id="i-0a",
+        instance_type="p4d.24xlarge",
+        hour=hour,
+        seq=seq,
+        period_ns=SECOND,
     )
 
 

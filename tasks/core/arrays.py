@@ -153,9 +153,7 @@ def fold(columns: Columns, keys: Sequence[str]) -> Columns:
     for k in keys:
         change[1:] |= sorted_[k][1:] != sorted_[k][:-1]
     start = np.flatnonzero(change)
-    return {
-        name: values[start] if name in keys else np.add.reduceat(values, start) for name, values in sorted_.items()
-    }
+    return {name: values[start] if name in keys else np.add.reduceat(values, start) for name, values in sorted_.items()}
 
 
 def merge_rows(table: pa.Table, spec: Table, greatest: Sequence[str] = ()) -> pa.Table:
@@ -169,8 +167,35 @@ def merge_rows(table: pa.Table, spec: Table, greatest: Sequence[str] = ()) -> pa
     return merged.take(pc.sort_indices(merged, sort_keys=[(k, "ascending") for k in spec.key])).combine_chunks()
 
 
+def unite(columns: Columns, keys: Sequence[str]) -> Columns:
+    """Intervals (keys, begin, end) with those of equal keys that touch or overlap made one, in order."""
+    if not len(columns["begin"]):
+        return columns
+    order = np.lexsort([columns["end"], columns["begin"], *[columns[k] for k in reversed(keys)]])
+    rows = pick(columns, order)
+    same = np.ones(len(order) - 1, bool)
+    for k in keys:
+        same &= rows[k][1:] == rows[k][:-1]
+    number = np.concatenate([[0], np.cumsum(~same)])
+    # Groups lie behind one another on one axis, so that one running maximum serves all.
+    low = int(rows["begin"].min())
+    base = number * (int(rows["end"].max()) - low + 2) - low
+    reach = np.maximum.accumulate(base + rows["end"])
+    new = np.concatenate([[True], ~same | ((base + rows["begin"])[1:] > reach[:-1])])
+    start = np.flatnonzero(new)
+    made = pick(rows, start)
+    made["end"] = np.maximum.reduceat(rows["end"], start)
+    return made
+
+
 def grouped(table: pa.Table, keys: Sequence[str], how: Mapping[str, str] | None = None) -> pa.Table:
-    """Each distinct key once, in the order in which keys first come, with columns aggregated ("sum", "min", "max") under their names."""
+    """Each distinct key once, in the order in which keys first come, with columns aggregated under their names.
+
+    Args:
+        table: any rows.
+        keys: columns that make a group; null equals null.
+        how: "sum", "min" or "max" by column.
+    """
     how = how or {}
     # One thread: with several, the order of groups is chance.
     made = plain(table.select([*keys, *how])).group_by(list(keys), use_threads=False).aggregate(list(how.items()))
@@ -186,8 +211,10 @@ def distinct_rows(table: pa.Table, key: Sequence[str]) -> tuple[pa.Table, int, i
     if len(first) == table.num_rows:
         return table, 0, 0
     bare = plain(table)
-    order = pc.sort_indices(bare, sort_keys=[(n, "ascending") for n in bare.column_names if not pa.types.is_nested(
-        bare.schema.field(n).type)])
+    order = pc.sort_indices(
+        bare,
+        sort_keys=[(n, "ascending") for n in bare.column_names if not pa.types.is_nested(bare.schema.field(n).type)],
+    )
     rows, numbers = bare.take(order), group[np.asarray(order)]
     _, kept = np.unique(numbers, return_index=True)
     whole, _ = number_groups(rows.columns)

@@ -75,8 +75,11 @@ def claim(seen: Evidence) -> tuple[Columns, Columns]:
     readings = _clip(_apart(seen.readings, ("device",)), seen)
     processes = _clip(_apart(seen.processes, ("device", "pid")), seen)
     steps = _clip({**seen.steps, "start": seen.steps["begin"]}, seen)
-    points = np.unique(np.concatenate([part["device"] * _SPAN + part[side] for part in (readings, processes, steps)
-                                       for side in ("start", "end")]))
+    points = np.unique(
+        np.concatenate(
+            [part["device"] * _SPAN + part[side] for part in (readings, processes, steps) for side in ("start", "end")]
+        )
+    )
     if len(points) < 2:
         return _none(), {name: np.zeros(len(seen.low), np.int64) for name in TOTALS}
     segments = _segments(points, readings)
@@ -94,25 +97,6 @@ def claim(seen: Evidence) -> tuple[Columns, Columns]:
     _measure(segments, readings)
     rows = _rows(segments, _share(segments, pairs), seen)
     return fold(rows, CLAIM_KEY), totals
-
-
-def unite(columns: Columns, keys: tuple[str, ...]) -> Columns:
-    """Intervals (keys, begin, end) with those of equal keys that touch or overlap made one."""
-    if not len(columns["begin"]):
-        return columns
-    order = np.lexsort([columns["end"], columns["begin"], *[columns[k] for k in reversed(keys)]])
-    rows = pick(columns, order)
-    same = np.ones(len(order) - 1, bool)
-    for k in keys:
-        same &= rows[k][1:] == rows[k][:-1]
-    number = np.concatenate([[0], np.cumsum(~same)])
-    # Groups lie behind one another on one axis, so that one running maximum serves all.
-    reach = np.maximum.accumulate(number * _SPAN + rows["end"])
-    new = np.concatenate([[True], ~same | (number[1:] * _SPAN + rows["begin"][1:] > reach[:-1])])
-    start = np.flatnonzero(new)
-    made = pick(rows, start)
-    made["end"] = np.maximum.reduceat(rows["end"], start)
-    return made
 
 
 def _apart(rows: Columns, keys: tuple[str, ...]) -> Columns:
@@ -164,9 +148,13 @@ def _pairs(points: Ints, segments: Columns, processes: Columns, steps: Columns, 
     at, who = at[seen], who[seen]
     util, limit = processes["util_ppm"][who], processes["limit_ppm"][who]
     by_process = {
-        "segment": at, "holder": processes["holder"][who], "processes": np.ones(len(at), np.int64),
-        "util_ppm": np.maximum(util, 0), "no_util": (util == UNKNOWN).astype(np.int64),
-        "limit_ppm": np.maximum(limit, 0), "no_limit": (limit == UNKNOWN).astype(np.int64),
+        "segment": at,
+        "holder": processes["holder"][who],
+        "processes": np.ones(len(at), np.int64),
+        "util_ppm": np.maximum(util, 0),
+        "no_util": (util == UNKNOWN).astype(np.int64),
+        "limit_ppm": np.maximum(limit, 0),
+        "no_limit": (limit == UNKNOWN).astype(np.int64),
     }
     at, who = _cover(points, steps)
     by_step = {"segment": at, "holder": steps["holder"][who], "is_step": np.ones(len(at), np.int64)}
@@ -174,8 +162,13 @@ def _pairs(points: Ints, segments: Columns, processes: Columns, steps: Columns, 
     alone = np.ones(len(reading), bool)
     alone[pairs["segment"]] = False
     lost = np.flatnonzero(alone & (reading >= 0) & (segments["process_count"] > 0))
-    ghosts = {"segment": lost, "holder": nobody + segments["device"][lost], "processes": np.ones(len(lost), np.int64),
-              "no_util": np.ones(len(lost), np.int64), "no_limit": np.ones(len(lost), np.int64)}
+    ghosts = {
+        "segment": lost,
+        "holder": nobody + segments["device"][lost],
+        "processes": np.ones(len(lost), np.int64),
+        "no_util": np.ones(len(lost), np.int64),
+        "no_limit": np.ones(len(lost), np.int64),
+    }
     pairs = fold(join(pairs, ghosts), ("segment", "holder")) if len(lost) else pairs
     for name in ("util", "limit"):
         unknown = (pairs["processes"] == 0) | (pairs[f"no_{name}"] > 0)
@@ -263,22 +256,36 @@ def _rows(segments: Columns, pairs: Columns, seen: Evidence) -> Columns:
     energy, spare_energy, idle_energy = _energy(segments, pairs)
     power = segments["is_powered"]
     main = {
-        "holder": holder, "kind": np.where(step, STEP, HELD), "is_inside": at[segment], "is_before": np.where(step, 0, before),
-        "full_ns": np.where(step, segments["ns"][segment], 0), "known_ns": np.where(known, part, 0),
-        "busy_ns": np.where(known & ~step, busy, 0), "blind_ns": np.where(read & ~known, part, 0),
-        "dark_ns": np.where(read, 0, part), "even_ns": np.where(pairs["is_even"] > 0, part, 0), "energy_mj": energy,
+        "holder": holder,
+        "kind": np.where(step, STEP, HELD),
+        "is_inside": at[segment],
+        "is_before": np.where(step, 0, before),
+        "full_ns": np.where(step, segments["ns"][segment], 0),
+        "known_ns": np.where(known, part, 0),
+        "busy_ns": np.where(known & ~step, busy, 0),
+        "blind_ns": np.where(read & ~known, part, 0),
+        "dark_ns": np.where(read, 0, part),
+        "even_ns": np.where(pairs["is_even"] > 0, part, 0),
+        "energy_mj": energy,
         "energy_ns": part * power[segment],
     }
     some = np.flatnonzero(pairs["spare_ns"])
     spare = {
-        "holder": holder[some], "kind": np.full(len(some), HELD), "is_inside": at[segment[some]], "is_before": before[some],
-        "spare_ns": pairs["spare_ns"][some], "energy_mj": spare_energy[some],
+        "holder": holder[some],
+        "kind": np.full(len(some), HELD),
+        "is_inside": at[segment[some]],
+        "is_before": before[some],
+        "spare_ns": pairs["spare_ns"][some],
+        "energy_mj": spare_energy[some],
         "energy_ns": pairs["spare_ns"][some] * power[segment[some]],
     }
     empty = np.flatnonzero(segments["idle_ns"])
     idle = {
-        "holder": seen.nobody + segments["device"][empty], "kind": np.full(len(empty), IDLE), "is_inside": at[empty],
-        "known_ns": segments["idle_ns"][empty], "energy_mj": idle_energy[empty],
+        "holder": seen.nobody + segments["device"][empty],
+        "kind": np.full(len(empty), IDLE),
+        "is_inside": at[empty],
+        "known_ns": segments["idle_ns"][empty],
+        "energy_mj": idle_energy[empty],
         "energy_ns": segments["idle_ns"][empty] * power[empty],
     }
     return join(_none(), main, spare, idle)

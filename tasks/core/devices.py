@@ -33,7 +33,17 @@ from tasks.core.money import apportion, telescope
 from tasks.errors import LawError
 
 WORK, COMMUNICATION, CHECKPOINT, INPUT_STALL, BUSY, HELD, STARTUP, IDLE, UNOBSERVED = range(9)
-NAMES = ("work", "communication", "checkpoint", "input_stall", "unattributed_busy", "held_idle", "startup", "idle", "unobserved")
+NAMES = (
+    "work",
+    "communication",
+    "checkpoint",
+    "input_stall",
+    "unattributed_busy",
+    "held_idle",
+    "startup",
+    "idle",
+    "unobserved",
+)
 KIND_STEP, KIND_HELD, KIND_IDLE = "step", "held", "idle"
 MEASURED, ASSUMED = 0, 2
 OWN, OTHERS = 1, 0
@@ -83,7 +93,9 @@ def device_rows(hours: Hours) -> pa.Table:
     entries = _entries(hours, claims)
     outer = _take_excess(pick(entries, entries["is_inside"] == 0), np.maximum(wall - shared, 0), device_of, outside)
     moved = sums(outer["holder"], size, outer["moved_mj"])
-    inner = _fill_inside(pick(entries, entries["is_inside"] == 1), mine, np.maximum(shared - wall, 0), device_of, inside)
+    inner = _fill_inside(
+        pick(entries, entries["is_inside"] == 1), mine, np.maximum(shared - wall, 0), device_of, inside
+    )
     stepped = _step_entries(hours, mine, moved, inner)
     rows = _together(join(stepped, inner, outer), ("holder", "category"))
     rows = pick(rows, rows["ns"] != 0)
@@ -114,18 +126,27 @@ def _entries(hours: Hours, claims: Columns) -> Columns:
     rest = held & ~start
     unit = claims["known_ns"] - claims["busy_ns"]
     parts = [
-        (idle, IDLE, claims["known_ns"]), (start, STARTUP, claims["known_ns"] + claims["blind_ns"]),
-        (rest, BUSY, claims["busy_ns"]), (rest, HELD, unit), (rest, UNOBSERVED, claims["blind_ns"]), (held, HELD, claims["spare_ns"]),
+        (idle, IDLE, claims["known_ns"]),
+        (start, STARTUP, claims["known_ns"] + claims["blind_ns"]),
+        (rest, BUSY, claims["busy_ns"]),
+        (rest, HELD, unit),
+        (rest, UNOBSERVED, claims["blind_ns"]),
+        (held, HELD, claims["spare_ns"]),
     ]
     rows = []
     for mask, category, ns in parts:
         chosen = np.flatnonzero(mask & (ns > 0))
-        rows.append({
-            "claim": chosen, "holder": hours.claimant[chosen], "category": np.full(len(chosen), category), "ns": ns[chosen],
-            "is_inside": flags["is_inside"][chosen],
-            # The claim's parts that were split evenly are not told apart from the others.
-            "evidence": np.where(claims["even_ns"][chosen] > 0, ASSUMED, MEASURED),
-        })
+        rows.append(
+            {
+                "claim": chosen,
+                "holder": hours.claimant[chosen],
+                "category": np.full(len(chosen), category),
+                "ns": ns[chosen],
+                "is_inside": flags["is_inside"][chosen],
+                # The claim's parts that were split evenly are not told apart from the others.
+                "evidence": np.where(claims["even_ns"][chosen] > 0, ASSUMED, MEASURED),
+            }
+        )
     made = _together(join(*rows), ("claim", "category"))
     size = len(claims["energy_mj"])
     known = sums(made["claim"], size, made["ns"]) > 0
@@ -185,10 +206,16 @@ def _fill_inside(rows: Columns, mine: Columns, spare: Ints, device_of: Ints, ins
     tiers = [rows | {"tier": np.zeros(len(rows["ns"]), np.int64)}]
     evidence = np.where(mine["even_ns"] > 0, ASSUMED, MEASURED)
     for tier, category, ns in ((1, HELD, covered - blind), (1, UNOBSERVED, blind), (2, HELD, spare - covered)):
-        tiers.append({
-            "holder": holders, "category": np.full(len(holders), category), "ns": ns[holders], "tier": np.full(len(holders), tier),
-            "evidence": evidence[holders], "is_leftover": np.ones(len(holders), np.int64),
-        })
+        tiers.append(
+            {
+                "holder": holders,
+                "category": np.full(len(holders), category),
+                "ns": ns[holders],
+                "tier": np.full(len(holders), tier),
+                "evidence": evidence[holders],
+                "is_leftover": np.ones(len(holders), np.int64),
+            }
+        )
     made = join(*tiers)
     made = pick(made, np.lexsort([made["category"], made["claim"], made["holder"], device_of[made["holder"]]]))
     device, left = device_of[made["holder"]], inside.copy()
@@ -217,8 +244,12 @@ def _step_entries(hours: Hours, mine: Columns, moved: Ints, inner: Columns) -> C
     inner["energy_ns"][left] = mine["energy_ns"][inner["holder"][left]]
     evidence = np.where(mine["even_ns"] > 0, ASSUMED, hours.evidence).T.reshape(-1)
     return {
-        "holder": np.repeat(np.arange(size), 6), "category": np.tile(np.arange(6), size), "ns": vector.T.reshape(-1).copy(),
-        "energy_mj": parts[: 6 * size], "energy_ns": np.repeat(mine["energy_ns"], 6), "evidence": evidence,
+        "holder": np.repeat(np.arange(size), 6),
+        "category": np.tile(np.arange(6), size),
+        "ns": vector.T.reshape(-1).copy(),
+        "energy_mj": parts[: 6 * size],
+        "energy_ns": np.repeat(mine["energy_ns"], 6),
+        "evidence": evidence,
     }
 
 
@@ -233,11 +264,14 @@ def _assert_time(hours: Hours, rows: Columns, total: Ints) -> None:
     first = int(np.flatnonzero(wrong)[0])
     row = hours.devices.slice(first, 1).to_pylist()[0]
     raise LawError(
-        f"device {row['device_uuid']} of {row['node']} in the hour {row['hour_utc']:%Y-%m-%dT%H}: expected parts of at least 0 "
-        f"ns that add up to the observed {int(total[first]):,} ns, at most {HOUR_NS:,} ns; found {int(found[first]):,} ns with the "
-        f"least part {int(rows['ns'][device == first].min(initial=0)):,} ns. Look at the step windows of the host: wall time of one "
-        "device cannot be more than the hour.",
-        law="time", where=f"{row['device_uuid']} {row['hour_utc']:%Y-%m-%dT%H}", expected=int(total[first]), found=int(found[first]),
+        f"device {row['device_uuid']} of {row['node']} in the hour {row['hour_utc']:%Y-%m-%dT%H}: expected parts of at "
+        f"least 0 ns that add up to the observed {int(total[first]):,} ns, at most {HOUR_NS:,} ns; found "
+        f"{int(found[first]):,} ns with the least part {int(rows['ns'][device == first].min(initial=0)):,} ns. Look at the "
+        "step windows of the host: wall time of one device cannot be more than the hour.",
+        law="time",
+        where=f"{row['device_uuid']} {row['hour_utc']:%Y-%m-%dT%H}",
+        expected=int(total[first]),
+        found=int(found[first]),
     )
 
 
@@ -245,7 +279,9 @@ def _table(hours: Hours, rows: Columns) -> pa.Table:
     who = hours.holders.take(pa.array(rows["holder"]))
     energy = np.where(rows["energy_ns"] > 0, rows["energy_mj"], -1)
     facts = {
-        "category": pa.array(NAMES).take(pa.array(rows["category"])), "ns": pa.array(rows["ns"]), "energy_mj": nullable(energy, pa.int64()),
+        "category": pa.array(NAMES).take(pa.array(rows["category"])),
+        "ns": pa.array(rows["ns"]),
+        "energy_mj": nullable(energy, pa.int64()),
         "evidence": pa.array(EVIDENCE).take(pa.array(rows["evidence"])),
     }
     return pa.table({n: who.column(n) for n in who.column_names} | facts)

@@ -61,7 +61,10 @@ def assert_equal(layers: pa.Table, devices: pa.Table) -> None:
             raise LawError(
                 f"{category} of {where}: expected the devices' {int(expected[wrong[0]]):,} ns in the layer table, found "
                 f"{int(found[wrong[0]]):,} ns ({len(wrong):,} of {keys.num_rows:,} job hours differ). Nothing was written.",
-                law="time", where=where, expected=int(expected[wrong[0]]), found=int(found[wrong[0]]),
+                law="time",
+                where=where,
+                expected=int(expected[wrong[0]]),
+                found=int(found[wrong[0]]),
             )
 
 

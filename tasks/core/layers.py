@@ -34,6 +34,7 @@ from tasks.core.arrays import (
     offsets,
     plain,
     sums,
+    unite,
 )
 from tasks.core.money import apportion
 from tasks.errors import LawError
@@ -80,21 +81,26 @@ def sweep(segments: Sequence[Segment], begin: int, end: int, *, empty: str = "he
     keys = sorted({s.key for s in segments})
     number = {key: i for i, key in enumerate(keys)}
     own = np.array([number[s.key] for s in segments], np.int64)
-    start = np.clip(np.array([s.begin for s in segments], np.int64), begin, end)
-    stop = np.clip(np.array([s.end for s in segments], np.int64), begin, end)
+    sides = (np.array([s[i] for s in segments], np.int64) for i in (1, 2))
+    # Kernels of one key that overlap are one stretch of it: a segment ends only where a key does.
+    rows = unite(dict(zip(("key", "begin", "end"), (own, *sides), strict=True)), ("key",))
+    own, start, stop = rows["key"], np.clip(rows["begin"], begin, end), np.clip(rows["end"], begin, end)
     points = np.unique(np.concatenate([start, stop, np.array([begin, end], np.int64)]))
     length = np.diff(points)
     first, last = np.searchsorted(points, start), np.searchsorted(points, np.maximum(start, stop))
     at = np.concatenate([np.zeros(0, np.int64), *(np.arange(a, b) for a, b in zip(first, last, strict=True))])
-    pair = np.unique(at * max(len(keys), 1) + np.repeat(own, last - first))
-    at, who = np.divmod(pair, max(len(keys), 1))
+    at, who = np.divmod(np.sort(at * max(len(keys), 1) + np.repeat(own, last - first)), max(len(keys), 1))
     rank = np.array([{"comm": 1, "copy": 2}.get(_pass_of(key), 0) for key in keys], np.int64)[who]
     best = np.full(len(length), 3, np.int64)
     np.minimum.at(best, at, rank)
     wins = rank == best[at]
     at, who = at[wins], who[wins]
     size = offsets(at, len(length))
-    share = apportion(np.where(best == 3, 0, length), size, np.ones(len(at), np.int64)) if len(at) else np.zeros(0, np.int64)
+    share = (
+        apportion(np.where(best == 3, 0, length), size, np.ones(len(at), np.int64))
+        if len(at)
+        else np.zeros(0, np.int64)
+    )
     total = sums(who, len(keys), share)
     found = {key: int(ns) for key, ns in zip(keys, total, strict=True) if ns}
     idle = int(length[best == 3].sum())
@@ -121,7 +127,9 @@ def sum_ops(table: pa.Table) -> pa.Table:
     start = _runs(table, RUN_KEYS)
     columns: dict[str, pa.Array] = {k: flat(table.column(k)).take(pa.array(start)) for k in RUN_KEYS}
     if len(start):
-        columns["layer_index"] = pa.array(np.minimum.reduceat(ints(table.column("layer_index")), start)).cast(pa.int32())
+        columns["layer_index"] = pa.array(np.minimum.reduceat(ints(table.column("layer_index")), start)).cast(
+            pa.int32()
+        )
         columns["evidence"] = pa.array(np.maximum.reduceat(_method_evidence(table), start)).cast(pa.int16())
     else:
         columns |= {"layer_index": pa.array([], pa.int32()), "evidence": pa.array([], pa.int16())}
@@ -130,7 +138,9 @@ def sum_ops(table: pa.Table) -> pa.Table:
         total = _run_sums(values, start)
         wide = name in COUNTED or name == "exclusive_us2"
         if not wide and total.dtype == object:
-            raise OverflowError(f"{name} of one op in one hour passes int64: expected less than 2^63 ns, found {max(total)}")
+            raise OverflowError(
+                f"{name} of one op in one hour passes int64: expected less than 2^63 ns, found {max(total)}"
+            )
         columns[name] = counts(total) if wide else pa.array(total)
     return _one_row_each(pa.table(columns))
 
@@ -264,16 +274,21 @@ def _sum_steps(steps: pa.Table, hour_ns: int) -> pa.Table:
     columns |= dict.fromkeys(("weight_ns", "work_ns", "communication_ns", "op_idle_ns", "op_busy_ns", "evidence"), zero)
     columns["hour_utc"] = pa.repeat(pa.scalar(hour_ns, pa.int64()).cast(INSTANT), size)
     table = plain(pa.table([columns[n] for n in STEPS.names], names=list(STEPS.names)))
-    table = table.set_column(table.schema.get_field_index("evidence"), "evidence", table.column("evidence").cast(pa.int16()))
+    table = table.set_column(
+        table.schema.get_field_index("evidence"), "evidence", table.column("evidence").cast(pa.int16())
+    )
     merged = merge_rows(table, STEPS, GREATEST)
     short = pc.less(merged.column("held_idle_ns"), 0)
     if pc.any(short).as_py():
         row = merged.filter(short).slice(0, 1).to_pylist()[0]
         raise LawError(
-            f"device {row['device_uuid']} of {row['node']} in the hour {row['hour_utc']:%Y-%m-%dT%H}: job {row['job_id']} rank {row['rank']}: "
-            f"expected active, input stall, checkpoint and held idle up to wall_ns {row['wall_ns']:,} ns, found {-row['held_idle_ns']:,} ns "
-            "more. Quarantine the step windows of the host.",
-            law="time", where=row["device_uuid"], expected=row["wall_ns"], found=row["wall_ns"] - row["held_idle_ns"],
+            f"device {row['device_uuid']} of {row['node']} in the hour {row['hour_utc']:%Y-%m-%dT%H}, job {row['job_id']} "
+            f"rank {row['rank']}: expected active, input stall, checkpoint and held idle of at most wall_ns "
+            f"{row['wall_ns']:,} ns, found {-row['held_idle_ns']:,} ns more. Quarantine the step windows of the host.",
+            law="time",
+            where=row["device_uuid"],
+            expected=row["wall_ns"],
+            found=row["wall_ns"] - row["held_idle_ns"],
         )
     return merged
 
@@ -301,8 +316,11 @@ def _explain_rest(strata: pa.Table, rows: pa.Table) -> pa.Table:
     named = {"layer": NO_LAYER, "pass": "none", "op": "unattributed_busy", "dtype": "none"}
     columns = {n: keys.column(n).take(pa.array(lost)) for n in STRATUM}
     columns |= {n: pa.repeat(pa.scalar(v), len(lost)) for n, v in named.items()}
-    columns |= {n: pa.repeat(pa.scalar(-1 if n == "layer_index" else 0), len(lost)).cast(OPS[n].type)
-                for n in OPS.names if n not in columns}
+    columns |= {
+        n: pa.repeat(pa.scalar(-1 if n == "layer_index" else 0), len(lost)).cast(OPS[n].type)
+        for n in OPS.names
+        if n not in columns
+    }
     columns["weight_ns"] = pa.array(rest[lost])
     extra = pa.table([columns[n] for n in OPS.names], schema=OPS.arrow)
     return merge_rows(pa.concat_tables([rows, extra]), OPS, GREATEST)
@@ -347,5 +365,7 @@ def put(table: pa.Table, **columns: Ints) -> pa.Table:
     """The table with these columns' values replaced, in the types they have."""
     for name, values in columns.items():
         place = table.schema.get_field_index(name)
-        table = table.set_column(place, table.schema.field(place), pa.array(values).cast(table.schema.field(place).type))
+        table = table.set_column(
+            place, table.schema.field(place), pa.array(values).cast(table.schema.field(place).type)
+        )
     return table

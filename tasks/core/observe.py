@@ -34,8 +34,9 @@ from tasks.core.arrays import (
     number_groups,
     pick,
     plain,
+    unite,
 )
-from tasks.core.claims import CLAIM_KEY, CLAIM_SUMS, HOUR_NS, KINDS, TOTALS, Evidence, claim, unite
+from tasks.core.claims import CLAIM_KEY, CLAIM_SUMS, HOUR_NS, KINDS, TOTALS, Evidence, claim
 
 CAP_PERIODS = 3
 """A reading covers at most so many of its shard's periods."""
@@ -79,7 +80,10 @@ def see(devices: pa.Table, processes: pa.Table, steps: pa.Table, hour_ns: int) -
     holder, holder_first = number_groups(everyone.column(k) for k in HOLDER_KEY)
     cuts = np.cumsum([t.num_rows for t in keys])[:-1]
     device_of, holder_of = np.split(device, cuts), np.split(holder, cuts)
-    readings = _reading_spans(devices, hour_ns) | {"device": device_of[0], "holder": np.full(len(device_of[0]), UNKNOWN)}
+    readings = _reading_spans(devices, hour_ns) | {
+        "device": device_of[0],
+        "holder": np.full(len(device_of[0]), UNKNOWN),
+    }
     held = _process_spans(processes, hour_ns) | {"device": device_of[1], "holder": holder_of[1]}
     begin = np.clip(ints(steps.column("window_start_utc")) - hour_ns, 0, HOUR_NS)
     end = np.clip(begin + ints(steps.column("window_ns")), 0, HOUR_NS)
@@ -155,7 +159,10 @@ def describe(seen: Seen, rows: pa.Table, footers: Sequence[Footer], tail: Ints, 
         own = told.get((place["node"], place["device_uuid"]), {})
         for name, values in columns.items():
             values.append(own.get(name) or host.get(name))
-    arrays = {**{n: seen.devices.column(n) for n in DEVICE_KEY}, **{n: pa.array(v, pa.string()) for n, v in columns.items()}}
+    arrays = {
+        **{n: seen.devices.column(n) for n in DEVICE_KEY},
+        **{n: pa.array(v, pa.string()) for n, v in columns.items()},
+    }
     arrays |= {"tail_ns": pa.array(tail)} | {n: pa.array(totals[n]) for n in TOTALS}
     return pa.table([arrays[n] for n in DEVICES.names], schema=DEVICES.arrow)
 
@@ -192,8 +199,10 @@ def processes_seen(processes: pa.Table, hour_ns: int) -> pa.Table:
 
 def whole_owner(processes: pa.Table, steps: pa.Table) -> pa.Table:
     """Process rows whose job has no attempt or rank take those of the job's least step row on the device, if any."""
-    loose = pc.and_(pc.is_valid(processes.column("job_id")),
-                    pc.or_(pc.is_null(processes.column("attempt")), pc.is_null(processes.column("rank"))))
+    loose = pc.and_(
+        pc.is_valid(processes.column("job_id")),
+        pc.or_(pc.is_null(processes.column("attempt")), pc.is_null(processes.column("rank"))),
+    )
     if not pc.any(loose).as_py():
         return processes
     names = ["node", "device_uuid", "job_id", "attempt", "rank"]
@@ -227,7 +236,9 @@ def _reading_spans(rows: pa.Table, hour_ns: int) -> Columns:
     facts = {n: ints(rows.column(n)) for n in ("covered_ns", "process_count", "energy_mj")}
     size = len(end)
     return facts | {
-        "kind": np.zeros(size, np.int64), "begin": end - _capped(rows), "end": end,
+        "kind": np.zeros(size, np.int64),
+        "begin": end - _capped(rows),
+        "end": end,
         "util_ppm": np.where(util == UNKNOWN, active, util),
         **{n: np.full(size, UNKNOWN) for n in ("limit_ppm", "pid", "pid_started_ns")},
     }
@@ -238,11 +249,15 @@ def _process_spans(rows: pa.Table, hour_ns: int) -> Columns:
     started = ints(rows.column("pid_started_ns"))
     size = len(end)
     return {
-        "kind": np.ones(size, np.int64), "end": end,
+        "kind": np.ones(size, np.int64),
+        "end": end,
         # A process holds nothing before it started, however long the reading that sees it first.
         "begin": np.maximum(end - _capped(rows), started - hour_ns),
-        "util_ppm": ints(rows.column("sm_util_ppm")), "limit_ppm": ints(rows.column("mps_limit_ppm")),
-        "pid": ints(rows.column("host_pid")), "pid_started_ns": started, "covered_ns": ints(rows.column("covered_ns")),
+        "util_ppm": ints(rows.column("sm_util_ppm")),
+        "limit_ppm": ints(rows.column("mps_limit_ppm")),
+        "pid": ints(rows.column("host_pid")),
+        "pid_started_ns": started,
+        "covered_ns": ints(rows.column("covered_ns")),
         **{n: np.full(size, UNKNOWN) for n in ("process_count", "energy_mj")},
     }
 
@@ -279,7 +294,9 @@ def _edges(seen: Seen, chosen: Flags, shift: int) -> pa.Table:
     made = {n: nullable(facts[n], EDGES[n].type) for n in ("host_pid", "pid_started_ns", *FACTS)}
     made |= {n: pa.array(facts[n]) for n in ("begin_ns", "end_ns")}
     made |= {"hour_utc": hour, "kind": pa.array(KIND_OF_EDGE).take(pa.array(rows["kind"]))}
-    made |= {n: where.column(n) for n in ("node", "device_uuid")} | {n: who.column(n) for n in ("job_id", "attempt", "rank")}
+    made |= {n: where.column(n) for n in ("node", "device_uuid")} | {
+        n: who.column(n) for n in ("job_id", "attempt", "rank")
+    }
     return pa.table([made[n] for n in EDGES.names], schema=EDGES.arrow)
 
 

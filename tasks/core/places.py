@@ -77,7 +77,9 @@ def attached(events: pa.Table, footers: Sequence[Footer], hour_ns: int) -> pa.Ta
     nodes = rows.column("node").to_pylist()
     facts = [pa.array([hosts[n].get(f) for n in nodes], pa.string()) for f in ("cloud", "instance_id")]
     hour = pa.repeat(pa.scalar(hour_ns, pa.int64()).cast(INSTANT), rows.num_rows)
-    return merge_rows(pa.table([hour, rows.column("object"), rows.column("node"), *facts], schema=ATTACHED.arrow), ATTACHED)
+    return merge_rows(
+        pa.table([hour, rows.column("object"), rows.column("node"), *facts], schema=ATTACHED.arrow), ATTACHED
+    )
 
 
 def attachments(rows: pa.Table, devices: pa.Table) -> pa.Table:
@@ -94,7 +96,9 @@ def attachments(rows: pa.Table, devices: pa.Table) -> pa.Table:
         if None not in key:
             made.add(key)
     columns = [list(c) for c in zip(*sorted(made), strict=True)] or [[], [], [], []]
-    return pa.table([pa.array(c, f.type) for c, f in zip(columns, ATTACHMENTS.arrow, strict=True)], schema=ATTACHMENTS.arrow)
+    return pa.table(
+        [pa.array(c, f.type) for c, f in zip(columns, ATTACHMENTS.arrow, strict=True)], schema=ATTACHMENTS.arrow
+    )
 
 
 def _keys(row: dict[str, str], name: str) -> list[tuple[str, str]]:
@@ -105,6 +109,9 @@ def _keys(row: dict[str, str], name: str) -> list[tuple[str, str]]:
 def _bare(keys: pa.Table) -> pa.Table:
     columns = {n: keys.column(n) for n in DEVICE_KEY}
     columns |= {n: pa.nulls(keys.num_rows, pa.string()) for n in FACTS}
-    columns |= {n: pa.repeat(pa.scalar(3_600_000_000_000 if n == "tail_ns" else 0), keys.num_rows).cast(DEVICES[n].type)
-                for n in DEVICES.names if n not in columns}
+    columns |= {
+        n: pa.repeat(pa.scalar(3_600_000_000_000 if n == "tail_ns" else 0), keys.num_rows).cast(DEVICES[n].type)
+        for n in DEVICES.names
+        if n not in columns
+    }
     return plain(pa.table([columns[n] for n in DEVICES.names], schema=DEVICES.arrow))

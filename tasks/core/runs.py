@@ -106,5 +106,7 @@ def _table(runs: dict[tuple[str, int], dict[str, Any]]) -> pa.Table:
     for column in JOB_RUNS.columns:
         values = [row.get(column.name) for row in rows]
         # Python's datetime has no ns: instants go in as integers.
-        columns.append(pa.array(values, pa.int64()).cast(INSTANT) if column.type == INSTANT else pa.array(values, column.type))
+        columns.append(
+            pa.array(values, pa.int64()).cast(INSTANT) if column.type == INSTANT else pa.array(values, column.type)
+        )
     return pa.table(columns, schema=JOB_RUNS.arrow)

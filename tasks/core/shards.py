@@ -79,25 +79,19 @@ def examine(path: str, name: ShardName, data: bytes, *, last_day: date) -> Exami
         data: the bytes of the object.
         last_day: latest UTC day that can have been observed.
     """
-    where = _where(name)
-    table: pa.Table | None = None
     reason = name_problem(name, data) or _calendar_problem(name, last_day)
+    table: pa.Table | None = None
     if reason is None:
         spec = TELEMETRY[name.table]
         try:
-            reason = check_footer(read_footer(data), spec, name, last_day=last_day)
-            if reason is None:
-                footer, table = read_shard(data, spec, where=where)
-                reason = check_rows(footer, table, spec, name)
-        except ShardError as error:
-            reason = f"{where}: {error.reason}. Upload the shard again from the host."
-        except SchemaError as error:
-            reason = f"{error} The shard is tried again when the reader changes."
-        except UNREADABLE as error:
-            reason = f"{where}: rows cannot be read: {error}. Upload the shard again from the host."
+            footer, table = read_shard(data, spec, where=_where(name))
+            reason = check_shard(footer, table, spec, name, last_day=last_day)
+        except (ShardError, SchemaError, *UNREADABLE) as error:
+            reason = _unreadable(data, spec, name, error)
+    rows = _parquet_rows(data) if table is None else table.num_rows
     if reason is not None:  # text of a strange footer may not be encodable, and the record must be
         reason, table = reason.encode(errors="replace").decode(), None
-    return Examined(path, name, len(data), _parquet_rows(data), reason, table)
+    return Examined(path, name, len(data), rows, reason, table)
 
 
 def name_problem(name: ShardName, data: bytes) -> str | None:
@@ -241,6 +235,20 @@ def _calendar_problem(name: ShardName, last_day: date) -> str | None:
         f"{_where(name)}: expected a day up to {last_day} (UTC), the latest that can have been observed, found "
         f"{name.day}. Set the clock of the host; the shard is tried again when that day has come."
     )
+
+
+def _unreadable(data: bytes, spec: Table, name: ShardName, error: Exception) -> str:
+    """Why a shard could not be read: what its footer says, when that is wrong, tells more than the columns."""
+    try:
+        problem = check_footer(read_footer(data), spec, name, last_day=name.day)
+    except (ShardError, *UNREADABLE):
+        problem = None
+    if problem is not None:
+        return problem
+    if isinstance(error, SchemaError):
+        return f"{error} The shard is tried again when the reader changes."
+    told = error.reason if isinstance(error, ShardError) else f"rows cannot be read: {error}"
+    return f"{_where(name)}: {told}. Upload the shard again from the host."
 
 
 def _parquet_rows(data: bytes) -> int | None:

@@ -155,13 +155,20 @@ def _spread(steps: pa.Table, todo: Ints, pool: _Pool) -> Iterator[tuple[Ints, pa
         ns = apportion(active[strata], begin, pool.weight[source])
         stratum = todo[strata][owner]
         # Any share between nothing and all of the stratum is possible where it was not measured.
-        yield stratum, _rows(steps, stratum, pool.rows, source, ns.astype(np.int64), active[strata][owner], pool.evidence)
+        yield (
+            stratum,
+            _rows(steps, stratum, pool.rows, source, ns.astype(np.int64), active[strata][owner], pool.evidence),
+        )
 
 
-def _rows(steps: pa.Table, stratum: Ints, named: pa.Table, source: Ints, ns: Ints, bound: Ints, evidence: int) -> pa.Table:
+def _rows(
+    steps: pa.Table, stratum: Ints, named: pa.Table, source: Ints, ns: Ints, bound: Ints, evidence: int
+) -> pa.Table:
     """Rows of OPS: stratum from steps, op from the pool; counts are 0, since the stratum's own op rows have them."""
     who, what = steps.take(pa.array(stratum)), named.take(pa.array(source))
-    columns = {n: who.column(n) for n in STRATUM} | {n: what.column(n) for n in ("layer", "pass", "op", "dtype", "layer_index")}
+    columns = {n: who.column(n) for n in STRATUM} | {
+        n: what.column(n) for n in ("layer", "pass", "op", "dtype", "layer_index")
+    }
     columns |= {n: pa.repeat(pa.scalar(0), len(ns)).cast(OPS[n].type) for n in OPS.names if n not in columns}
     table = pa.table([columns[n] for n in OPS.names], schema=OPS.arrow)
     return put(table, ns=ns, bound_ns=bound, evidence=np.full(len(ns), evidence))
@@ -169,8 +176,15 @@ def _rows(steps: pa.Table, stratum: Ints, named: pa.Table, source: Ints, ns: Int
 
 def _unknown(steps: pa.Table, todo: Ints) -> pa.Table:
     """Rows of OPS that say of whole strata that nothing is known but that they were busy."""
-    none = pa.table({"layer": [NO_LAYER], "pass": ["none"], "op": ["unattributed_busy"], "dtype": ["none"],
-                     "layer_index": pa.array([-1], pa.int32())})
+    none = pa.table(
+        {
+            "layer": [NO_LAYER],
+            "pass": ["none"],
+            "op": ["unattributed_busy"],
+            "dtype": ["none"],
+            "layer_index": pa.array([-1], pa.int32()),
+        }
+    )
     active = ints(steps.column("active_ns"))[todo]
     return _rows(steps, todo, none, np.zeros(len(todo), np.int64), active, active, ASSUMED)
 

@@ -74,11 +74,19 @@ def partial(shards: Sequence[tuple[Footer, pa.Table]]) -> dict[str, pa.Table]:
     footers = [footer for footer, _ in shards]
     hours = sorted({footer.hour for footer in footers})
     if len(hours) != 1:
-        raise LawError(f"a bucket holds one hour; found shards of {', '.join(hours) or 'none'}.", law="bucket", where="partial",
-                       expected=1, found=hours)
+        raise LawError(
+            f"a bucket holds one hour; found shards of {', '.join(hours) or 'none'}.",
+            law="bucket",
+            where="partial",
+            expected=1,
+            found=hours,
+        )
     hour_ns = int(datetime.strptime(hours[0], "%Y-%m-%dT%H").replace(tzinfo=UTC).timestamp()) * 1_000_000_000
     repeats: dict[str, list[int]] = defaultdict(lambda: [0, 0])
-    rows = {spec.name: _together(shards, spec, repeats) for spec in (DEVICE_SAMPLES, PROCESS_SAMPLES, STEP_WINDOWS, JOBS, EVENTS)}
+    rows = {
+        spec.name: _together(shards, spec, repeats)
+        for spec in (DEVICE_SAMPLES, PROCESS_SAMPLES, STEP_WINDOWS, JOBS, EVENTS)
+    }
     readings = _name_devices(rows[DEVICE_SAMPLES.name])
     usable = readings.filter(pc.equal(readings.column("state"), "ok"))
     steps = rows[STEP_WINDOWS.name]
@@ -90,7 +98,9 @@ def partial(shards: Sequence[tuple[Footer, pa.Table]]) -> dict[str, pa.Table]:
     made = reduce_strata(steps, _op_sums(shards, repeats), devices, hour_ns)
     counted = [(name, *found) for name, found in sorted(repeats.items()) if any(found)]
     return made | {
-        DEVICES.name: devices, CLAIMS.name: claims, EDGES.name: edges,
+        DEVICES.name: devices,
+        CLAIMS.name: claims,
+        EDGES.name: edges,
         SEEN.name: observe.processes_seen(processes, hour_ns),
         STATEMENTS_HEARD.name: runs.statements(rows[JOBS.name]),
         ATTACHED.name: places.attached(rows[EVENTS.name], footers, hour_ns),
@@ -140,7 +150,9 @@ def finish(merged: Mapping[str, pa.Table], day: str) -> dict[str, pa.Table]:
     shared = _shared(claims)
     is_shared = np.asarray(pc.is_in(_text_key(steps), value_set=_text_key(shared)).to_numpy(zero_copy_only=False), bool)
     filled = fill(steps, merged[LAYERS.name], ops, devices, is_shared)
-    hours, changes = _hours(filled.steps, claims, lengths, merged[SEEN.name], day_ns, is_shared, (ops, filled.rows), shared)
+    hours, changes = _hours(
+        filled.steps, claims, lengths, merged[SEEN.name], day_ns, is_shared, (ops, filled.rows), shared
+    )
     added = [merged[LAYERS.name], filled.layers, layer_rows(changes, devices)]
     device_table = places.place(device_rows(hours), devices)
     layer_rows_ = layer_table.finish(pa.concat_tables([plain(t) for t in added]), devices)
@@ -198,7 +210,11 @@ def _name_devices(rows: pa.Table) -> pa.Table:
     whole = pc.is_null(rows.column("mig_uuid"))
     sliced = pc.unique(rows.column("gpu_uuid").filter(pc.invert(whole)))
     rows = rows.append_column("device_uuid", pc.coalesce(rows.column("mig_uuid"), rows.column("gpu_uuid")))
-    return rows.filter(pc.invert(pc.and_(whole, pc.is_in(rows.column("gpu_uuid"), value_set=sliced)))) if len(sliced) else rows
+    return (
+        rows.filter(pc.invert(pc.and_(whole, pc.is_in(rows.column("gpu_uuid"), value_set=sliced))))
+        if len(sliced)
+        else rows
+    )
 
 
 def _all_claims(merged: Mapping[str, pa.Table]) -> tuple[pa.Table, pa.Table]:
@@ -227,8 +243,14 @@ def _text_key(table: pa.Table) -> pa.ChunkedArray:
 
 
 def _hours(
-    steps: pa.Table, claims: pa.Table, lengths: pa.Table, seen: pa.Table, day_ns: int, is_shared: Flags,
-    details: tuple[pa.Table, pa.Table], shared: pa.Table,
+    steps: pa.Table,
+    claims: pa.Table,
+    lengths: pa.Table,
+    seen: pa.Table,
+    day_ns: int,
+    is_shared: Flags,
+    details: tuple[pa.Table, pa.Table],
+    shared: pa.Table,
 ) -> tuple[Hours, pa.Table]:
     """What `device_rows` takes, and rows of OPS that bring the layers of shared devices to the share they had."""
     everyone = pa.concat_tables([plain(t.select(HOLDER_KEY)) for t in (claims, steps, seen)])
@@ -241,7 +263,9 @@ def _hours(
     changes = OPS.empty()
     if is_shared.any():
         changes = _scale_shared(vector, steps.filter(pa.array(is_shared)), holders, details, shared, claims, claimant)
-    can_start = _can_start(holders, of_step, ints(steps.column("hour_utc")), of_seen, ints(seen.column("pid_started_ns")), day_ns)
+    can_start = _can_start(
+        holders, of_step, ints(steps.column("hour_utc")), of_seen, ints(seen.column("pid_started_ns")), day_ns
+    )
     return Hours(devices, holders, device_of, vector, evidence, claims, claimant, can_start, known), changes
 
 
@@ -250,8 +274,12 @@ def _vectors(steps: pa.Table, of_step: Ints, size: int) -> tuple[Ints, Ints]:
     vector, evidence = np.zeros((2, 6, size), np.int64)
     found = ints(steps.column("evidence"))
     parts = [
-        ("work_ns", WORK, True), ("communication_ns", COMMUNICATION, True), ("op_busy_ns", BUSY, True),
-        ("op_idle_ns", HELD, True), ("held_idle_ns", HELD, False), ("checkpoint_ns", CHECKPOINT, False),
+        ("work_ns", WORK, True),
+        ("communication_ns", COMMUNICATION, True),
+        ("op_busy_ns", BUSY, True),
+        ("op_idle_ns", HELD, True),
+        ("held_idle_ns", HELD, False),
+        ("checkpoint_ns", CHECKPOINT, False),
         ("input_stall_ns", INPUT_STALL, False),
     ]
     for name, category, is_op in parts:
@@ -263,7 +291,12 @@ def _vectors(steps: pa.Table, of_step: Ints, size: int) -> tuple[Ints, Ints]:
 
 
 def _scale_shared(
-    vector: Ints, steps: pa.Table, holders: pa.Table, details: tuple[pa.Table, pa.Table], shared: pa.Table, claims: pa.Table,
+    vector: Ints,
+    steps: pa.Table,
+    holders: pa.Table,
+    details: tuple[pa.Table, pa.Table],
+    shared: pa.Table,
+    claims: pa.Table,
     claimant: Ints,
 ) -> pa.Table:
     """Puts the step time of sharing jobs at their share into `vector`; rows of OPS with the change of each op's ns."""
@@ -271,7 +304,8 @@ def _scale_shared(
     everyone = pa.concat_tables([plain(t.select(HOLDER_KEY)) for t in (holders, shared, steps, rows)])
     number, _ = number_groups(everyone.columns)
     of_holder, of_shared, of_step, of_row = np.split(
-        number, np.cumsum([holders.num_rows, shared.num_rows, steps.num_rows]))
+        number, np.cumsum([holders.num_rows, shared.num_rows, steps.num_rows])
+    )
     place = np.full(int(number.max()) + 1, -1, np.int64)
     place[of_shared] = np.arange(shared.num_rows)
     mine = np.flatnonzero(place[of_row] >= 0)

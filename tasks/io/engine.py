@@ -6,7 +6,6 @@ fast. Knows no lake and no table.
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -21,9 +20,7 @@ ALIGNMENT = "ACERO_ALIGNMENT_HANDLING"
 CONNECT_S = 10
 
 
-def map_buckets(
-    fn: Callable[[Item], Result], items: Sequence[Item], *, scheduler: str, workers: int
-) -> list[Result]:
+def map_buckets(fn: Callable[[Item], Result], items: Sequence[Item], *, scheduler: str, workers: int) -> list[Result]:
     """fn of every item, in the order of the items.
 
     Args:
@@ -46,16 +43,19 @@ def map_buckets(
 
     if scheduler == "local":
         with (
-            LocalCluster(
-                n_workers=min(workers, len(items)), threads_per_worker=1, host="127.0.0.1", dashboard_address=None,
+            LocalCluster(  # type: ignore[no-untyped-call]
+                n_workers=min(workers, len(items)),
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
                 env={ALIGNMENT: "reallocate"},
             ) as cluster,
-            Client(cluster) as client,
+            Client(cluster) as client,  # type: ignore[no-untyped-call]
         ):
             return _on_cluster(client, fn, items)
     try:
-        client = Client(scheduler, timeout=f"{CONNECT_S}s")
-    except (OSError, asyncio.TimeoutError, ValueError) as error:
+        client = Client(scheduler, timeout=f"{CONNECT_S}s")  # type: ignore[no-untyped-call]
+    except (TimeoutError, OSError, ValueError) as error:
         raise SettingsError(
             f"setting scheduler: nothing answers at {scheduler} within {CONNECT_S} s ({error}). Start one with `dask scheduler`, "
             "correct the address, or use threads or local.",
@@ -69,11 +69,12 @@ def map_buckets(
 
 
 def _on_threads(fn: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
-    import dask
+    from dask.base import compute
+    from dask.delayed import delayed
 
     # traverse=False: an item is a value, not a graph to be searched for tasks.
-    tasks = [dask.delayed(fn, pure=False, traverse=False)(item) for item in items]
-    return list(dask.compute(*tasks, scheduler="threads", num_workers=workers, traverse=False))
+    tasks = [delayed(fn, pure=False, traverse=False)(item) for item in items]
+    return list(compute(*tasks, scheduler="threads", num_workers=workers, traverse=False))  # type: ignore[no-untyped-call]
 
 
 def _on_cluster(client: object, fn: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -13,13 +13,19 @@ from tests.fleet import (
     bundled_spec,
     full_spec,
     observe,
+    random_spec,
     tiny_spec,
     truth_summary,
     with_switches,
     write_fleet,
 )
 
-SHAPES: dict[str, Callable[[], FleetSpec]] = {"plain": FleetSpec, "tiny": tiny_spec, "full": full_spec}
+SHAPES: dict[str, Callable[[], FleetSpec]] = {
+    "plain": FleetSpec,
+    "tiny": tiny_spec,
+    "full": full_spec,
+    "bundled": bundled_spec,
+}
 
 
 def parse_switches(text: str) -> dict[str, object]:
@@ -43,12 +49,12 @@ def main(words: list[str] | None = None) -> None:
     """Writes telemetry, bill and `truth.json`, the true totals."""
     parser = argparse.ArgumentParser(prog="python -m tests.fleet", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
-    parser.add_argument("--shape", choices=[*SHAPES, "bundled"], default="plain", help="switches to begin with")
+    parser.add_argument("--shape", choices=[*SHAPES, "random"], default="plain", help="switches to begin with")
     parser.add_argument("--seed", type=int, help="another seed is another fleet")
     parser.add_argument("--day", help="UTC day, YYYY-MM-DD")
     parser.add_argument("--switches", default="", help="name or name=value, between commas")
     options = parser.parse_args(words)
-    spec = bundled_spec() if options.shape == "bundled" else SHAPES[options.shape]()
+    spec = random_spec(options.seed or 0) if options.shape == "random" else SHAPES[options.shape]()
     given = {name: value for name, value in (("seed", options.seed), ("day", options.day)) if value is not None}
     fleet = build(with_switches(spec, **given, **parse_switches(options.switches)))
     timeline = observe(fleet)

@@ -27,6 +27,7 @@ from tests.fleet import (
     deliveries,
     full_spec,
     observe,
+    random_spec,
     telemetry_files,
     tiny_spec,
     true_ledger,
@@ -293,6 +294,15 @@ def test_addresses_add_up_to_each_charge_over_all_days_in_both_ledgers(name: str
             for i, amount in enumerate((charge.billed, charge.effective, charge.listed)):
                 expected[charge.label][i] += units(amount)
         assert _sums(truths) == {label: tuple(amounts) for label, amounts in expected.items()}
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_addresses_add_up_whatever_switches_are_thrown(seed: int) -> None:
+    fleet = build(random_spec(seed))
+    timeline = observe(fleet)
+    for day in usage_days(fleet):
+        truth = true_ledger(fleet, timeline=timeline, day_ns=day)
+        assert _sums([truth]) == truth.day_parts
 
 
 @every_spec

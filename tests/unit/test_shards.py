@@ -294,7 +294,7 @@ AT_10 = (
          f"2026-11-27T03:00:10.000000000Z, 1 ns too early, at {AT_10}. Count no time twice."),
         (bend_end, "1 of 3 windows end after the hour: expected window_ns of at most 9,000,000,000 ns, found "),
         (bend_sum, "1 of 3 windows whose wall_ns is not the sum of active_ns, input_stall_ns, checkpoint_ns, "
-         f"held_idle_ns: expected 10,000,000,000 ns, found 10,000,000,007 ns at {AT_10}. Give each ns of a unit one place."),
+         f"held_idle_ns: expected 10,000,000,000 ns, found 10,000,000,007 ns at {AT_10}. Give each ns of a unit one "),
         (bend_part, "1 of 3 windows have more active_ns than an hour: expected at most 3,600,000,000,000 ns, found "
          f"9,223,372,036,854,775,807 ns at {AT_10}. Cut wall time at the hour."),
         (bend_units, "have more sampled_units than units: expected at most 10 units, found 11 units at "),
@@ -339,8 +339,8 @@ def test_two_contents_of_one_sequence_number() -> None:
         assert (kept, twins) == ([many], {})
         assert refused == {
             few.path: "raw_telemetry__step_windows 2026-11-27T03 node-a: conflict: expected one content for sequence "
-            f"number 0, found {many.name.sha16} with 3 rows, which counts, and {few.name.sha16} with 2 rows. Look for two "
-            "agents on the host."
+            f"number 0, found {many.name.sha16} with 3 rows, which counts, and {few.name.sha16} with 2 rows. Look for "
+            "two agents on the host."
         }
     equal = [look(STEP_WINDOWS, steps(2, units=u)) for u in (10, 11)]
     assert settle(equal)[0] == [min(equal, key=lambda s: s.name.sha16)]
