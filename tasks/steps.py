@@ -36,7 +36,7 @@ async def as_task(stage: Callable[..., T], *args: Any) -> T:
 @cache
 def _task(stage: Callable[..., Any]) -> Any:
     async def run(*args: Any) -> Any:
-        return await asyncio.to_thread(stage, *(a.unquote() for a in args))
+        return await asyncio.to_thread(stage, *args)
 
     description = (stage.__doc__ or "").split("\n", 1)[0]
     return task(name=stage.__name__, description=description, cache_policy=NO_CACHE, persist_result=False)(run)

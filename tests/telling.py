@@ -6,6 +6,7 @@ What comes back is what `tasks.core.usage.partial` takes. Hosts, jobs and device
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any
 
 import pyarrow as pa
@@ -55,9 +56,9 @@ def processes(first: int, last: int, period: int, *, hour: int = 3, started: int
 
 
 def step(first: int, length: int, *, hour: int = 3, active: int = 0, stall: int = 0, save: int = 0, held: int = 0, **facts: Any) -> dict[str, Any]:
-    """One step window; its wall time is the sum of its parts."""
+    """One step window; its wall time is the sum of its parts, and at most a second of its active time was sampled."""
     made = {
-        **JOB, "phase": "train", "batch_size": 8, "units": 10, "sampled_units": 10, "sampled_active_ns": active, "window_ns": length,
+        **JOB, "phase": "train", "batch_size": 8, "units": 10, "sampled_units": 10, "sampled_active_ns": min(active, SECOND), "window_ns": length,
         "wall_ns": active + stall + save + held, "active_ns": active, "input_stall_ns": stall, "checkpoint_ns": save,
         "held_idle_ns": held,
     }
@@ -69,9 +70,10 @@ def op(layer: str, exclusive: int, *, hour: int = 3, **facts: Any) -> dict[str, 
     made = {
         **JOB, "layer": layer, "op": "matmul", "pass": "fwd", "phase": "train", "batch_size": 8, "dtype": "bf16", "variant": "",
         "method": "events", "window_ns": 300 * SECOND, "calls": 10, "flops": 1_000, "hw_flops": 1_000, "bytes_ideal": 10, "sampled_calls": 10,
-        "busy_ns": exclusive, "exclusive_ns": exclusive,
+        "busy_ns": exclusive, "exclusive_ns": exclusive, "window_start_utc": begin(hour),
+        "op_key": int.from_bytes(blake2b(layer.encode(), digest_size=8).digest(), "big", signed=True),
     }
-    return row(OP_WINDOWS, window_start_utc=begin(hour), **(made | facts))
+    return row(OP_WINDOWS, **(made | facts))
 
 
 def tell(

@@ -78,7 +78,7 @@ class _Roster:
                 start = self.near(serve, 6, 10)
                 self.gaps.append(Gap(serve, start, start + self.random.randint(3, 6) * self.grid, is_marked=True))
         if spec.spot:
-            self._spot(self.machine("g4dn.xlarge", pricing="spot"))
+            self._spot(self.machine("g4dn.12xlarge", pricing="spot"))
         if spec.dark:
             self.machine("g5.2xlarge", has_agent=False)
         if spec.unbilled:
@@ -97,7 +97,7 @@ class _Roster:
             # At the plan's rate this pays 0.88 of an hour: part of a whole one, and more than some short ones.
             commitment=(price * Decimal("0.572")).quantize(Decimal("0.01")) if spec.savings_plan else Decimal(0),
             commitment_hours=(first_hour, min(24, last_hour + 2)),
-            spot_prices={"g4dn.xlarge": Decimal("0.2104")},
+            spot_prices={"g4dn.12xlarge": Decimal("1.2875")},
         )
 
     def _training(self, machine: int) -> None:
@@ -191,7 +191,7 @@ class _Roster:
         )
         serve = self.machine("g5.12xlarge", start_s=0, end_s=10 * hour, is_arn=True)
         spot = self.machine(
-            "g4dn.xlarge",
+            "g4dn.12xlarge",
             pricing="spot",
             start_s=8 * hour + 21 * 60,
             end_s=13 * hour + 47 * 60,
@@ -233,5 +233,5 @@ class _Roster:
             (volume,),
             commitment=Decimal("9.50"),
             commitment_hours=(0, 24),
-            spot_prices={"g4dn.xlarge": Decimal("0.2104")},
+            spot_prices={"g4dn.12xlarge": Decimal("1.2875")},
         )

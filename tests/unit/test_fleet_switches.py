@@ -325,6 +325,6 @@ def test_the_samples_are_what_their_command_writes() -> None:
 def test_the_bundled_day_keeps_its_machines_and_lies_on_the_first_of_a_month() -> None:
     fleet = build(bundled_spec())
     kinds = [m.instance_type for m in fleet.machines]
-    assert kinds == ["p4d.24xlarge", "g5.12xlarge", "g4dn.xlarge", "g5.2xlarge"] and fleet.spec.day == "2026-10-01"
+    assert kinds == ["p4d.24xlarge", "g5.12xlarge", "g4dn.12xlarge", "g5.2xlarge"] and fleet.spec.day == "2026-10-01"
     assert [m.has_agent for m in fleet.machines] == [True, True, True, False]
     assert with_switches(fleet.spec, seed=1) != fleet.spec

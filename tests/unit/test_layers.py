@@ -95,7 +95,7 @@ def test_flops_beyond_int64_stay_exact() -> None:
 
 
 def test_time_beyond_int64_is_an_error() -> None:
-    with pytest.raises(OverflowError, match="exclusive_ns of one op in one hour passes int64"):
+    with pytest.raises(OverflowError, match="busy_ns of one op in one hour passes int64"):
         sum_ops(table(OP_WINDOWS, [op("a", 2**63 - 1, window_start_utc=i) for i in range(2)]))
 
 
