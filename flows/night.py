@@ -54,6 +54,8 @@ class Run:
             row |= {"days": len(result.steps) + len(result.failed), "reused": len(result.reused)}
             row["computed"] = len(result.steps) - len(result.reused)
             self.failed |= result.failed
+        if stage is plan:
+            row |= {"days": len(result), "what": "days due" if result else "no day is due: nothing is computed again"}
         self.stages.append(row)
         return result
 
@@ -76,6 +78,7 @@ async def run_night(
         f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"
     }
     run.admitted = len(await run.time(call, night.admit_shards, settings))
+    run.quarantined = await call(night.refuse_future, settings)
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
         plans: list[DayPlan] = await run.time(call, plan, settings, last_day, first_day, recode)
@@ -153,7 +156,7 @@ async def tell(settings: Settings, call: Call, run: Run, days: Sequence[str]) ->
     run.days = sorted(commits)
     run.commits = {day: c.n for day, c in commits.items()}
     run.totals, run.findings = billed_totals(commits)
-    run.quarantined = {
+    run.quarantined |= {
         day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]
     }
     run.billed = await call(night.billed_of, settings, sorted(commits))

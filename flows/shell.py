@@ -64,6 +64,23 @@ def as_dict(run: Run) -> dict[str, Any]:
     return dict(vars(run))
 
 
+def history(run: Run) -> list[str]:
+    """A line for each run of days with the same revision and cause."""
+    lines: list[tuple[str, str, str]] = []
+    for day in run.days:
+        why = (
+            ("first" if run.causes[day] is None else f"because of {run.causes[day]}")
+            if day in run.causes
+            else "unchanged"
+        )
+        what = f"revision {run.commits[day]}, {why}" if day in run.commits else "not committed"
+        if lines and lines[-1][2] == what:
+            lines[-1] = (lines[-1][0], day, what)
+        else:
+            lines.append((day, day, what))
+    return [f"{first}: {what}" if first == last else f"{first} to {last}: {what}" for first, last, what in lines]
+
+
 def tell(run: Run) -> None:
     """Print stages, deliveries, money and what failed, for people."""
     out = show.console()
@@ -83,14 +100,8 @@ def tell(run: Run) -> None:
         out.print(
             f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()), highlight=False
         )
-    for day in run.days:
-        cause = run.causes.get(day)
-        out.print(
-            f"{day}: revision {run.commits[day]}"
-            + (f", because of {cause}" if cause else "")
-            + ("" if day in run.causes else ", unchanged"),
-            highlight=False,
-        )
+    for line in history(run):
+        out.print(line, highlight=False)
     for path in run.repaired:
         out.print(f"repaired {path}", highlight=False)
     for what, why in run.failed.items():

@@ -6,6 +6,7 @@ and the others go on; nothing of a failed day is committed.
 
 from __future__ import annotations
 
+import datetime as dt
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,6 +80,14 @@ def ingest_bills(settings: Settings) -> list[dict[str, Any]]:
 def admit_shards(settings: Settings) -> list[str]:
     """Copy new shards of the drop folder into the lake."""
     return collect.admit(open_lake(settings), settings)
+
+
+def refuse_future(settings: Settings) -> dict[str, int]:
+    """Quarantine shards of days that have not come yet; their number by day. They are tried again on their day."""
+    lake = open_lake(settings)
+    today = dt.datetime.now(dt.UTC).date()
+    days = sorted({ref.name.day for ref in lake.shards(None) if ref.name.day > today})
+    return {d.isoformat(): len(collect.collect_day(lake, settings, d.isoformat())[0].facts["quarantined"]) for d in days}
 
 
 def collect_days(settings: Settings, plans: Sequence[DayPlan]) -> Outcome:

@@ -33,6 +33,7 @@ from tasks.core import money
 from tasks.core.ledger import assert_money
 from tasks.core.reconciliation import bridge_monthly
 from tasks.core.reports import job_daily, layer_daily, resource_daily
+from tasks.core.snapshots import instant_text
 from tasks.errors import LawError
 from tasks.io import parquet
 from tasks.io.lake import Commit, Handle, Lake, Step
@@ -155,16 +156,17 @@ def period_totals(addresses: pa.Table) -> list[dict[str, str]]:
     found = billed.group_by(list(BRIDGE_KEY), use_threads=False).aggregate(
         [("BilledCost", "sum"), ("EffectiveCost", "sum")]
     )
+    periods = found["BillingPeriodStart"].cast(pa.int64()).to_pylist()
     rows = [
         {
             "cloud": r["x_Cloud"],
             "account": r["BillingAccountId"],
-            "period": r["BillingPeriodStart"].isoformat(),
+            "period": instant_text(period),
             "currency": r["BillingCurrency"],
             "billed": str(r["BilledCost_sum"]),
             "effective": str(r["EffectiveCost_sum"]),
         }
-        for r in found.to_pylist()
+        for r, period in zip(found.to_pylist(), periods, strict=True)
     ]
     return sorted(rows, key=lambda r: (r["cloud"], r["account"], r["period"], r["currency"]))
 
@@ -183,8 +185,29 @@ def publish_bridge(lake: Lake, settings: Settings, as_of: str) -> pa.Table:
             cash, amortised = addressed.get(key, (0, 0))
             addressed[key] = (cash + money.units(row["billed"]), amortised + money.units(row["effective"]))
     table = bridge_monthly(bill.period_facts(lake, settings, standing), addressed)
+    assert_bridge(table)
     lake.publish_as_of(lake.handle(BRIDGE, None, [table]), as_of)
     return table
+
+
+def assert_bridge(bridge: pa.Table) -> None:
+    """Law 1 per account and billing period: stored rows = addresses + parts on days that have not been run, in each ledger.
+
+    Raises:
+        LawError: names the account, the period and the amounts.
+    """
+    for row in bridge.to_pylist():
+        for ledger in ("BilledCost", "EffectiveCost"):
+            stored, addressed, scheduled = (row[f"x_{kind}{ledger}"] for kind in ("Stored", "Addressed", "Scheduled"))
+            if stored != addressed + scheduled:
+                raise LawError(
+                    f"law 1 (money): {row['x_Cloud']} account {row['BillingAccountId']}, period {row['BillingPeriodStart']}: "
+                    f"{ledger} of stored rows is {stored} {row['BillingCurrency']}, of addresses {addressed}, scheduled "
+                    f"{scheduled}. The bridge was not published; compare the bill's days with the committed ones.",
+                    account=row["BillingAccountId"],
+                    expected=stored,
+                    found=addressed + scheduled,
+                )
 
 
 def _stands(lake: Lake, settings: Settings, head: Commit) -> bool:

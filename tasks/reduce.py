@@ -1,15 +1,17 @@
-"""A day's accepted shards to jobs, device time, layer time and attachments: one step a bucket, one step for the day.
+"""A day's accepted shards to jobs, device time, layer time and attachments: a step a bucket, a step an hour, one for the day.
 
-A bucket is an hour of the hosts whose names hash to it; its step is keyed by its shards, so a late shard recomputes one
-bucket and the day's last step. Buckets run wherever `tasks.io.engine` puts them; what they make are objects of the lake, and
-only handles travel. Knows no bill and no Prefect.
+A bucket is an hour of the hosts whose names hash to it; its step is keyed by its shards. An hour merges its buckets, so that
+the day reads few objects: a late shard recomputes one bucket, its hour and the day's last step. Buckets and hours run
+wherever `tasks.io.engine` puts them; what they make are objects of the lake, and only handles travel. Knows no bill and no
+Prefect.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,7 +20,6 @@ from schemas.partials import PARTIALS, REPEATS
 from schemas.telemetry import OP_WINDOWS, TELEMETRY
 from schemas.usage import USAGE
 from seedance.errors import ShardError
-from seedance.schema import Table
 from seedance.shard import Footer, parse_name, read_footer, read_shard
 from seedance.store import Store
 from tasks.core import usage
@@ -31,6 +32,7 @@ from tasks.settings import Settings
 from tasks.step import data_key, run_step, stage_key
 
 BUCKET_STAGE = "reduce_bucket"
+HOUR_STAGE = "reduce_hour"
 DAY_STAGE = "reduce_day"
 CORE = (
     "arrays",
@@ -61,6 +63,20 @@ class Bucket:
     """Key of its step: what it reads, and with what code."""
 
 
+Item = TypeVar("Item", "Bucket", "Hour")
+
+
+@dataclass(frozen=True)
+class Hour:
+    """The buckets of one hour, to be merged."""
+
+    lake: str
+    day: str
+    hour: int
+    parts: tuple[Step, ...]
+    key: str
+
+
 def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]) -> tuple[Step, bool]:
     """Handles of the four tables of `schemas.usage` for a day, and whether they were there already.
 
@@ -78,18 +94,19 @@ def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]
         ShardError: a shard cannot be read; carries path, reason.
     """
     buckets = buckets_of(lake, day, accepted)
-    steps = {bucket: lake.step(BUCKET_STAGE, bucket.key) for bucket in buckets}
-    due = [bucket for bucket, step in steps.items() if step is None]
-    made = map_buckets(reduce_bucket, due, scheduler=settings.scheduler, workers=settings.workers)
-    done = [step for step in (steps | dict(zip(due, made, strict=True))).values() if step is not None]
+    parts = _made(lake, settings, BUCKET_STAGE, buckets, reduce_bucket)
+    by_hour: dict[int, list[Step]] = defaultdict(list)
+    for bucket, step in zip(buckets, parts, strict=True):
+        by_hour[bucket.hour].append(step)
+    hours = _made(lake, settings, HOUR_STAGE, _hours(lake, day, by_hour), merge_hour)
     key = stage_key(
         DAY_STAGE,
         modules=(*MODULES, "schemas.usage"),
         schemas=(*PARTIALS.values(), *USAGE.values()),
         settings={"day": day},
-        inputs=[handle.sha256 for step in done for handle in step.handles.values()],
+        inputs=[handle.sha256 for step in hours for handle in step.handles.values()],
     )
-    return run_step(lake, DAY_STAGE, key, lambda: _finish(lake, day, buckets, done))
+    return run_step(lake, DAY_STAGE, key, lambda: _finish(lake, day, buckets, parts, hours))
 
 
 def buckets_of(lake: Lake, day: str, accepted: Sequence[str]) -> list[Bucket]:
@@ -127,6 +144,13 @@ def reduce_bucket(bucket: Bucket) -> Step:
     return step
 
 
+def merge_hour(hour: Hour) -> Step:
+    """The step of one hour: its buckets merged, but for the detail, which stays where it is."""
+    lake = Lake(Store(hour.lake), 0)
+    step, _ = run_step(lake, HOUR_STAGE, hour.key, lambda: _merge(lake, hour))
+    return step
+
+
 def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer, pa.Table]:
     """Footer and rows of a shard that collect has accepted.
 
@@ -150,6 +174,43 @@ def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer
         ) from error
 
 
+def _made(
+    lake: Lake, settings: Settings, stage: str, items: Sequence[Item], compute: Callable[[Item], Step]
+) -> list[Step]:
+    """The step of each item, in order; only those that the lake lacks are sent out."""
+    known = {item.key: lake.step(stage, item.key) for item in items}
+    due = [item for item in items if known[item.key] is None]
+    made = map_buckets(compute, due, scheduler=settings.scheduler, workers=settings.workers)
+    steps = {key: step for key, step in known.items() if step is not None} | dict(zip((i.key for i in due), made, strict=True))
+    return [steps[item.key] for item in items]
+
+
+def _hours(lake: Lake, day: str, by_hour: Mapping[int, Sequence[Step]]) -> list[Hour]:
+    code = stage_key(HOUR_STAGE, modules=MODULES, schemas=PARTIALS.values(), settings={}, inputs=[])
+    made = []
+    for hour, parts in sorted(by_hour.items()):
+        inputs = [handle.sha256 for step in parts for handle in step.handles.values()]
+        key = data_key(HOUR_STAGE, schemas=(), settings={"code": code, "day": day, "hour": hour}, inputs=inputs)
+        made.append(Hour(lake.store.url, day, hour, tuple(parts), key))
+    return made
+
+
+def _merge(lake: Lake, hour: Hour) -> Step:
+    """Handles of the merged tables; of the detail, all objects as they are."""
+    merged = usage.merge([_partials(lake, step) for step in hour.parts])
+    handles = {n: lake.handle(PARTIALS[n], hour.day, [t]) for n, t in sorted(merged.items()) if t.num_rows}
+    parts = sorted((p for s in hour.parts if usage.DETAIL in s.handles for p in s.handles[usage.DETAIL].parts), key=lambda p: p.path)
+    if parts:
+        spec = PARTIALS[usage.DETAIL]
+        handles[usage.DETAIL] = Handle(spec.name, spec.version, hour.day, tuple(parts))
+    return Step(handles, {})
+
+
+def _partials(lake: Lake, step: Step) -> dict[str, pa.Table]:
+    """Every table of a step but the detail, which is as large as its shards."""
+    return {n: lake.read(h, PARTIALS[n]) for n, h in step.handles.items() if n != usage.DETAIL}
+
+
 def _bucket(lake: Lake, bucket: Bucket) -> Step:
     alone: dict[tuple[str, str], int] = defaultdict(int)
     for path in bucket.paths:
@@ -164,18 +225,18 @@ def _bucket(lake: Lake, bucket: Bucket) -> Step:
     return Step(handles, {"repeats": {r["table"]: [r["duplicates"], r["conflicts"]] for r in repeats.to_pylist()}})
 
 
-def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], steps: Sequence[Step]) -> Step:
-    merged = usage.merge(
-        [{n: _read(lake, s.handles, n) for n in PARTIALS if n in s.handles and n != usage.DETAIL} for s in steps]
-    )
+def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], parts: Sequence[Step], hours: Sequence[Step]) -> Step:
+    merged = usage.merge([_partials(lake, step) for step in hours])
     wanted = usage.detail_wanted(merged)
     if wanted.num_rows:
-        # Op rows of single ranks are as large as the day: they pass one bucket at a time, and few are kept.
-        detail = [usage.only(_read(lake, s.handles, usage.DETAIL), wanted) for s in steps if usage.DETAIL in s.handles]
-        merged[usage.DETAIL] = pa.concat_tables([PARTIALS[usage.DETAIL].empty(), *detail])
+        # Op rows of single ranks are as large as the day: they pass one object at a time, and few are kept.
+        spec = PARTIALS[usage.DETAIL]
+        objects = [p for step in hours if usage.DETAIL in step.handles for p in step.handles[usage.DETAIL].parts]
+        detail = [usage.only(lake.read(Handle(spec.name, spec.version, day, (p,)), spec), wanted) for p in objects]
+        merged[usage.DETAIL] = pa.concat_tables([spec.empty(), *detail])
     made = usage.finish(merged, day)
     repeats: dict[str, list[int]] = {}
-    for step in steps:
+    for step in parts:
         for table, found in step.facts["repeats"].items():
             repeats[table] = [a + b for a, b in zip(repeats.get(table, [0, 0]), found, strict=True)]
     facts = {
@@ -185,8 +246,3 @@ def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], steps: Sequence[Ste
         "conflicting_rows": {t: r[1] for t, r in sorted(repeats.items())},
     }
     return Step({n: lake.handle(USAGE[n], day, [t] if t.num_rows else []) for n, t in made.items()}, facts)
-
-
-def _read(lake: Lake, handles: Mapping[str, Handle], name: str) -> pa.Table:
-    spec: Table = PARTIALS[name]
-    return lake.read(handles[name], spec)

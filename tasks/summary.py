@@ -167,7 +167,7 @@ def artifact_text(run: Any) -> str:
     for day in run.days:
         found = ", ".join(f"{k} {v}" for k, v in run.findings.get(day, {}).items()) or "none"
         lines.append(
-            f"| {day} | {run.commits[day]} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |"
+            f"| {day} | {run.commits.get(day, 'not committed')} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |"
         )
     lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
     lines += [

@@ -37,11 +37,15 @@ def units(value: Decimal | None) -> int | None:
 
 def found_addresses(lake: Path, day: str) -> dict[tuple[Any, ...], list[Amounts]]:
     """Amounts by (charge, hour, machine, device, job, attempt, rank, category); charges of one label together."""
-    labels = {(r["x_ChargeKey"], r["x_Occurrence"]): charge_label(r) for r in head_table(lake, day, "core_billing__charges")}
+    labels = {
+        (r["x_ChargeKey"], r["x_Occurrence"]): charge_label(r) for r in head_table(lake, day, "core_billing__charges")
+    }
     found: dict[tuple[Any, ...], list[Amounts]] = defaultdict(list)
     for row in head_table(lake, day, "core_cost__addresses"):
         label = labels.get((row["x_ChargeKey"], row["x_Occurrence"]), row["x_ChargeKey"])
-        place = tuple(row[c] for c in ("x_HourUtc", "x_MachineId", "x_DeviceId", "x_JobId", "x_Attempt", "x_Rank", "x_Category"))
+        place = tuple(
+            row[c] for c in ("x_HourUtc", "x_MachineId", "x_DeviceId", "x_JobId", "x_Attempt", "x_Rank", "x_Category")
+        )
         found[(label, *place)].append(tuple(units(row[c]) for c in COLUMNS))  # type: ignore[arg-type]
     return {key: sorted(amounts, key=str) for key, amounts in found.items()}
 
@@ -85,5 +89,7 @@ def _compare(found: dict[tuple[Any, ...], Any], wanted: dict[tuple[Any, ...], An
                 have, true = found[pool].get(layer, [0, 0, 0, 1_000_000]), wanted[pool].get(layer, [0, 0, 0])
                 slack = -(-abs(total) * have[3] // 1_000_000) + len(found[pool])
                 if abs(have[i] - true[i]) > slack:
-                    problems.append(f"{pool} {layer}: {ledger} {have[i]}, true {true[i]}, bound {have[3]} ppm of {total}")
+                    problems.append(
+                        f"{pool} {layer}: {ledger} {have[i]}, true {true[i]}, bound {have[3]} ppm of {total}"
+                    )
     return problems

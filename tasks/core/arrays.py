@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seedance.schema import COUNT, Table
+from seedance.schema import COUNT, Column, Table
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -157,14 +157,67 @@ def fold(columns: Columns, keys: Sequence[str]) -> Columns:
 
 
 def merge_rows(table: pa.Table, spec: Table, greatest: Sequence[str] = ()) -> pa.Table:
-    """Rows with the same key made one: summed columns add up, the others keep their least (or greatest) value."""
-    if table.num_rows == 0:
-        return spec.empty()
-    rest = [c.name for c in spec.columns if c.name not in spec.key]
-    how = {n: "sum" if spec[n].summed else "max" if n in greatest else "min" for n in rest}
-    made = grouped(table, spec.key, {n: how[n] for n in rest})
-    merged = pa.table([made.column(c.name).cast(c.type) for c in spec.columns], schema=spec.arrow)
-    return merged.take(pc.sort_indices(merged, sort_keys=[(k, "ascending") for k in spec.key])).combine_chunks()
+    """Rows with the same key made one, in the order of the key.
+
+    Summed columns add up, those of `greatest` keep their greatest value, others their least.
+
+    Raises:
+        OverflowError: a sum of an int64 column passes int64.
+    """
+    table = plain(table.select(spec.names))
+    group, first = number_groups(table.column(k) for k in spec.key)
+    order = np.argsort(group, kind="stable")
+    rows = table.take(pa.array(order)).combine_chunks()
+    if len(first) < len(group):
+        start = np.flatnonzero(np.diff(group[order], prepend=-1))
+        columns = [
+            values.take(pa.array(start)) if c.name in spec.key else _merged(values, c, start, c.name in greatest)
+            for c, values in zip(spec.columns, rows.columns, strict=True)
+        ]
+        rows = pa.table(columns, names=list(spec.names))
+    return pa.table([flat(c) for c in rows.cast(spec.arrow).columns], schema=spec.arrow)
+
+
+def _merged(values: pa.ChunkedArray, column: Column, start: Ints, greatest: bool) -> pa.Array:
+    """One value for each stretch of rows that begins at `start`."""
+    if pa.types.is_decimal(column.type):
+        return counts(run_sums(whole_numbers(values), start))
+    if values.null_count or not pa.types.is_integer(column.type):
+        owner = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(values))))
+        found = grouped(pa.table({"owner": pa.array(owner), "value": values}), ["owner"], {"value": "max" if greatest else "min"})
+        return flat(found.column("value"))
+    if not column.summed:
+        return pa.array((np.maximum if greatest else np.minimum).reduceat(ints(values), start)).cast(column.type)
+    total = run_sums(ints(values), start)
+    if total.dtype == object:
+        raise OverflowError(f"{column.name}: expected a sum of less than 2^63 {column.unit}, found {max(total)}.")
+    return pa.array(total).cast(column.type)
+
+
+def run_sums(values: Wide, start: Ints) -> Wide:
+    """Sum of each stretch of values that begins at `start`; Python integers where int64 could wrap and does."""
+    if not len(start):
+        return np.zeros(0, np.int64)
+    if values.dtype == object:
+        return np.add.reduceat(values, start)
+    longest = int(np.diff(np.append(start, len(values))).max())
+    if max(int(values.max()), -int(values.min())) * longest < 1 << 63:
+        return np.add.reduceat(values, start)
+    high, low = np.add.reduceat(values >> 32, start), np.add.reduceat(values & 0xFFFF_FFFF, start)
+    exact: Wide = np.array([(int(h) << 32) + int(v) for h, v in zip(high, low, strict=True)], object)
+    return exact.astype(np.int64) if max(abs(int(v)) for v in exact) < 1 << 63 else exact
+
+
+def whole_numbers(column: pa.ChunkedArray | pa.Array) -> Wide:
+    """A decimal(38, 0) column without nulls as integers."""
+    array = flat(column)
+    if not len(array):
+        return np.zeros(0, np.int64)
+    words = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
+    low, high = words[0::2], words[1::2]
+    if np.array_equal(high, low >> 63):
+        return low.copy()
+    return np.array([int(v) for v in array.to_pylist()], object)
 
 
 def unite(columns: Columns, keys: Sequence[str]) -> Columns:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from schemas.partials import GREATEST, LAYERS
 from schemas.usage import EVIDENCE, LAYER_HOURLY
-from tasks.core.arrays import Ints, flat, ints, match_groups, merge_rows, nullable, number_groups, plain, sums
+from tasks.core.arrays import Ints, ints, match_groups, merge_rows, nullable, number_groups, plain, sums, whole_numbers
 from tasks.core.layers import CATEGORIES, MILLION, NO_LAYER, op_categories
 from tasks.core.money import telescope
 from tasks.core.observe import DEVICE_KEY
@@ -86,12 +86,10 @@ def _typed(rows: pa.Table, devices: pa.Table) -> pa.Table:
 
 
 def _uncounted(rows: pa.Table, ns: Ints) -> Ints:
-    """Of each row's ns, the part of its calls without a FLOP formula, rounded down."""
-    calls, uncounted = ([int(v) for v in flat(rows.column(n)).to_pylist()] for n in ("calls", "uncounted_calls"))
-    none = [i for i, u in enumerate(uncounted) if u]
-    made = np.zeros(len(ns), np.int64)
-    made[none] = [int(ns[i]) * min(uncounted[i], calls[i]) // calls[i] if calls[i] else int(ns[i]) for i in none]
-    return made
+    """Of each row's ns, the part of its calls without a FLOP formula, rounded down; all of it where no calls are counted."""
+    calls, uncounted = (whole_numbers(rows.column(n)) for n in ("calls", "uncounted_calls"))
+    uncounted = np.minimum(uncounted, np.maximum(calls, 1))
+    return np.asarray(telescope(ns, uncounted, np.maximum(calls, 1)), np.int64)
 
 
 def _bound(rows: pa.Table, ns: Ints) -> Ints:

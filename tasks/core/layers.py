@@ -23,7 +23,6 @@ from seedance.schema import INSTANT
 from tasks.core.arrays import (
     Flags,
     Ints,
-    Wide,
     counts,
     flat,
     grouped,
@@ -33,6 +32,7 @@ from tasks.core.arrays import (
     number_groups,
     offsets,
     plain,
+    run_sums,
     sums,
     unite,
 )
@@ -135,7 +135,7 @@ def sum_ops(table: pa.Table) -> pa.Table:
         columns |= {"layer_index": pa.array([], pa.int32()), "evidence": pa.array([], pa.int16())}
     for name in RUN_SUMS:
         values = ints(table.column(name))
-        total = _run_sums(values, start)
+        total = run_sums(values, start)
         wide = name in COUNTED or name == "exclusive_us2"
         if not wide and total.dtype == object:
             raise OverflowError(
@@ -224,18 +224,6 @@ def _runs(table: pa.Table, keys: Sequence[str]) -> Ints:
         values = array.indices.to_numpy() if pa.types.is_dictionary(array.type) else array.to_numpy()
         change[1:] |= values[1:] != values[:-1]
     return np.flatnonzero(change)
-
-
-def _run_sums(values: Ints, start: Ints) -> Wide:
-    """Sums of each run; Python integers where int64 could wrap."""
-    if not len(start):
-        return np.zeros(0, np.int64)
-    longest = int(np.diff(np.append(start, len(values))).max())
-    if int(values.max()) * longest < 1 << 63:
-        return np.add.reduceat(values, start)
-    high, low = np.add.reduceat(values >> 32, start), np.add.reduceat(values & 0xFFFF_FFFF, start)
-    exact: Wide = np.array([(int(h) << 32) + int(v) for h, v in zip(high, low, strict=True)], object)
-    return exact.astype(np.int64) if max(exact) < 1 << 63 else exact
 
 
 def _method_evidence(table: pa.Table) -> Ints:

@@ -19,7 +19,6 @@ from tasks.core.arrays import (
     Flags,
     Ints,
     Wide,
-    flat,
     grouped,
     ints,
     match_groups,
@@ -27,6 +26,7 @@ from tasks.core.arrays import (
     number_groups,
     offsets,
     sums,
+    whole_numbers,
 )
 from tasks.core.layers import NO_LAYER, OP_KEY, STRATUM, layer_rows, op_categories, op_order, put
 from tasks.core.money import apportion, telescope
@@ -114,22 +114,16 @@ def _pools(layers: pa.Table, ops: pa.Table) -> Iterator[_Pool]:
     for keys in (hour, day):
         rows = _over_ranks(layers, keys)
         yield _Pool(rows, keys, ints(rows.column("weight_ns")), INTERPOLATED)
-    yield _Pool(ops, STRATUM, _numbers(ops.column("flops")), ASSUMED)
+    yield _Pool(ops, STRATUM, whole_numbers(ops.column("flops")), ASSUMED)
     for keys in (hour, day):
         rows = _over_ranks(layers, keys)
-        yield _Pool(rows, keys, _numbers(rows.column("flops")), ASSUMED)
+        yield _Pool(rows, keys, whole_numbers(rows.column("flops")), ASSUMED)
 
 
 def _over_ranks(layers: pa.Table, keys: Sequence[str]) -> pa.Table:
     """Weights and FLOPs by keys and op, over ranks, machines and, without the hour, hours."""
     names = list(dict.fromkeys([*keys, *OP_KEY]))
     return grouped(layers, names, {"weight_ns": "sum", "flops": "sum", "layer_index": "min"})
-
-
-def _numbers(column: pa.ChunkedArray) -> Wide:
-    """A decimal(38, 0) column as integers; Python's where int64 could be left."""
-    values = [int(v) for v in flat(column).to_pylist()]
-    return np.array(values, np.int64 if sum(values) < 1 << 56 else object)
 
 
 def _spread(steps: pa.Table, todo: Ints, pool: _Pool) -> Iterator[tuple[Ints, pa.Table]]:

@@ -47,7 +47,8 @@ def map_buckets(fn: Callable[[Item], Result], items: Sequence[Item], *, schedule
                 n_workers=min(workers, len(items)),
                 threads_per_worker=1,
                 host="127.0.0.1",
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",
+                scheduler_kwargs={"dashboard": False},
                 env={ALIGNMENT: "reallocate"},
             ) as cluster,
             Client(cluster) as client,  # type: ignore[no-untyped-call]

@@ -7,7 +7,6 @@ import random
 from collections import defaultdict
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -21,7 +20,7 @@ from tasks.core import usage
 from tasks.core.layers import Segment, sweep
 from tests.fleet import model, observed, roster, telemetry, timeline
 from tests.shard_tables import SECOND
-from tests.telling import DAY, DEVICE, HOUR_NS, Told, begin, day_of, host, op, processes, readings, step
+from tests.telling import DAY, HOUR_NS, Told, begin, day_of, host, op, processes, readings, step
 
 S = SECOND
 QUICK = settings(max_examples=60, deadline=None)
@@ -213,4 +212,3 @@ def test_buckets_do_not_change_the_result() -> None:
 
 def test_no_float_stands_in_a_partial() -> None:
     assert not [c.name for t in PARTIALS.values() for c in t.columns if pa.types.is_floating(c.type)]
-    assert np.dtype(np.int64).itemsize == 8 and DEVICE
