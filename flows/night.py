@@ -16,7 +16,7 @@ from tasks.errors import PipelineError
 from tasks.plan import DayPlan, plan, plan_one
 from tasks.settings import Settings
 from tasks.steps import Call
-from tasks.summary import billed_totals, quality_rows, run_facts
+from tasks.summary import add_up, head_totals, quality_rows, run_facts
 
 TRIES = 3
 """How often a day is planned again when another run moves its head in between."""
@@ -141,7 +141,7 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
     if upto == "reduce":
         return run
     ledgers = await run.time(call, night.reconcile_days, settings, plans, usage)
-    run.totals = [t for step in ledgers.steps.values() for t in step.facts["totals"]]
+    run.totals = add_up(t for step in ledgers.steps.values() for t in step.facts["totals"])
     run.days, run.billed = [day], await call(night.billed_of, settings, [day])
     if upto == "publish":
         published = await run.time(call, night.publish_days, settings, plans, collected, usage, ledgers)
@@ -155,7 +155,7 @@ async def tell(settings: Settings, call: Call, run: Run, days: Sequence[str]) ->
     commits = await call(night.heads, settings, days)
     run.days = sorted(commits)
     run.commits = {day: c.n for day, c in commits.items()}
-    run.totals, run.findings = billed_totals(commits)
+    run.totals, run.findings = head_totals(commits)
     run.quarantined |= {
         day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]
     }

@@ -15,6 +15,7 @@ from flows.night import Run
 from seedance.errors import SeedanceError
 from tasks.errors import PipelineError
 from tasks.io import show
+from tasks.summary import history
 
 P = TypeVar("P", bound=BaseModel)
 
@@ -62,23 +63,6 @@ def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentP
 def as_dict(run: Run) -> dict[str, Any]:
     """The run as JSON values; amounts are text."""
     return dict(vars(run))
-
-
-def history(run: Run) -> list[str]:
-    """A line for each run of days with the same revision and cause."""
-    lines: list[tuple[str, str, str]] = []
-    for day in run.days:
-        why = (
-            ("first" if run.causes[day] is None else f"because of {run.causes[day]}")
-            if day in run.causes
-            else "unchanged"
-        )
-        what = f"revision {run.commits[day]}, {why}" if day in run.commits else "not committed"
-        if lines and lines[-1][2] == what:
-            lines[-1] = (lines[-1][0], day, what)
-        else:
-            lines.append((day, day, what))
-    return [f"{first}: {what}" if first == last else f"{first} to {last}: {what}" for first, last, what in lines]
 
 
 def tell(run: Run) -> None:

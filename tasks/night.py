@@ -87,7 +87,9 @@ def refuse_future(settings: Settings) -> dict[str, int]:
     lake = open_lake(settings)
     today = dt.datetime.now(dt.UTC).date()
     days = sorted({ref.name.day for ref in lake.shards(None) if ref.name.day > today})
-    return {d.isoformat(): len(collect.collect_day(lake, settings, d.isoformat())[0].facts["quarantined"]) for d in days}
+    return {
+        d.isoformat(): len(collect.collect_day(lake, settings, d.isoformat())[0].facts["quarantined"]) for d in days
+    }
 
 
 def collect_days(settings: Settings, plans: Sequence[DayPlan]) -> Outcome:

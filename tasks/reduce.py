@@ -181,7 +181,9 @@ def _made(
     known = {item.key: lake.step(stage, item.key) for item in items}
     due = [item for item in items if known[item.key] is None]
     made = map_buckets(compute, due, scheduler=settings.scheduler, workers=settings.workers)
-    steps = {key: step for key, step in known.items() if step is not None} | dict(zip((i.key for i in due), made, strict=True))
+    steps = {key: step for key, step in known.items() if step is not None} | dict(
+        zip((i.key for i in due), made, strict=True)
+    )
     return [steps[item.key] for item in items]
 
 
@@ -199,7 +201,8 @@ def _merge(lake: Lake, hour: Hour) -> Step:
     """Handles of the merged tables; of the detail, all objects as they are."""
     merged = usage.merge([_partials(lake, step) for step in hour.parts])
     handles = {n: lake.handle(PARTIALS[n], hour.day, [t]) for n, t in sorted(merged.items()) if t.num_rows}
-    parts = sorted((p for s in hour.parts if usage.DETAIL in s.handles for p in s.handles[usage.DETAIL].parts), key=lambda p: p.path)
+    detail = [p for s in hour.parts if usage.DETAIL in s.handles for p in s.handles[usage.DETAIL].parts]
+    parts = sorted(detail, key=lambda part: part.path)
     if parts:
         spec = PARTIALS[usage.DETAIL]
         handles[usage.DETAIL] = Handle(spec.name, spec.version, hour.day, tuple(parts))

@@ -48,9 +48,7 @@ def stage_key(
     return _digest({**_data(stage, schemas, settings, inputs), "modules": code, "requirements": _requirements_digest()})
 
 
-def data_key(
-    stage: str, *, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]
-) -> str:
+def data_key(stage: str, *, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]) -> str:
     """Key of a stage without code and environment; arguments and errors as in `stage_key`."""
     return _digest(_data(stage, schemas, settings, inputs))
 
@@ -76,9 +74,7 @@ def run_step(lake: Lake, stage: str, key: str, compute: Callable[[], Step]) -> t
     return lake.create_step(stage, key, compute()), False
 
 
-def _data(
-    stage: str, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]
-) -> dict[str, Any]:
+def _data(stage: str, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]) -> dict[str, Any]:
     return {
         "stage": stage,
         "schemas": {table.name: table.version for table in schemas},

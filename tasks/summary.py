@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from importlib import metadata
 from typing import Any
@@ -14,21 +14,37 @@ from tasks.night import Outcome, Published
 COLUMNS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 
 
-def billed_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-    """Category totals over the days' heads, in order, and the findings of each day that has some."""
+def add_up(totals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Category totals of several days, amounts as text, as one list in order, amounts as decimals; null adds nothing."""
     sums: dict[tuple[str, str, str], dict[str, Decimal | None]] = {}
-    for commit in commits.values():
-        for row in commit.body["facts"]["totals"]:
-            key = (row["x_Cloud"], row["BillingCurrency"], row["x_Category"])
-            total = sums.setdefault(key, dict.fromkeys(COLUMNS))
-            for column in COLUMNS:
-                if row[column] is not None:
-                    total[column] = (total[column] or Decimal(0)) + Decimal(row[column])
+    for row in totals:
+        total = sums.setdefault((row["x_Cloud"], row["BillingCurrency"], row["x_Category"]), dict.fromkeys(COLUMNS))
+        for column in COLUMNS:
+            if row[column] is not None:
+                total[column] = (total[column] or Decimal(0)) + Decimal(row[column])
     names = ("x_Cloud", "BillingCurrency", "x_Category")
-    totals = [dict(zip(names, key, strict=True)) | sums[key] for key in sorted(sums)]
-    return totals, {
-        day: c.body["facts"]["findings"] for day, c in sorted(commits.items()) if c.body["facts"]["findings"]
-    }
+    return [dict(zip(names, key, strict=True)) | sums[key] for key in sorted(sums)]
+
+
+def head_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
+    """Category totals over the days' heads, and the findings of each day that has some."""
+    facts = {day: commit.body["facts"] for day, commit in sorted(commits.items())}
+    totals = add_up(row for day in facts.values() for row in day["totals"])
+    return totals, {day: of_day["findings"] for day, of_day in facts.items() if of_day["findings"]}
+
+
+def history(run: Any) -> list[str]:
+    """A line for each stretch of days with the same revision and cause."""
+    lines: list[tuple[str, str, str]] = []
+    for day in run.days:
+        cause = run.causes.get(day)
+        why = ("first" if cause is None else f"because of {cause}") if day in run.causes else "unchanged"
+        what = f"revision {run.commits[day]}, {why}" if day in run.commits else "not committed"
+        if lines and lines[-1][2] == what:
+            lines[-1] = (lines[-1][0], day, what)
+        else:
+            lines.append((day, day, what))
+    return [f"{first}: {what}" if first == last else f"{first} to {last}: {what}" for first, last, what in lines]
 
 
 def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Published) -> list[dict[str, Any]]:
@@ -163,12 +179,8 @@ def _amounts(values: Mapping[str, Any]) -> dict[str, str]:
 
 def artifact_text(run: Any) -> str:
     """The page of a run: days with revision and cause, stages with times, deliveries, failures."""
-    lines = [f"# Up to {run.last_day}", "", "| day | revision | cause | findings |", "|---|---|---|---|"]
-    for day in run.days:
-        found = ", ".join(f"{k} {v}" for k, v in run.findings.get(day, {}).items()) or "none"
-        lines.append(
-            f"| {day} | {run.commits.get(day, 'not committed')} | {run.causes.get(day) or ('first' if day in run.causes else 'unchanged')} | {found} |"
-        )
+    lines = [f"# Up to {run.last_day}", "", *(f"- {line}" for line in history(run))]
+    lines += [f"- {day}: " + ", ".join(f"{k} {v}" for k, v in found.items()) for day, found in run.findings.items()]
     lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
     lines += [
         f"| {s['stage']} | {s['ms'] / 1000:.2f} | {s.get('days', '')} | {s.get('reused', '')} |" for s in run.stages

@@ -38,15 +38,6 @@ def _own_settings_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
-def real_data() -> Path:
-    """Folder of real exports and recordings (SEEDANCE_REAL_DATA, else `../shared/data`); they are never committed."""
-    folder = Path(os.environ.get("SEEDANCE_REAL_DATA", ROOT.parent / "shared" / "data")).resolve()
-    if not folder.is_dir():
-        pytest.skip(f"no real data at {folder}; set SEEDANCE_REAL_DATA to the folder that holds it")
-    return folder
-
-
-@pytest.fixture(scope="session")
 def prefect_harness() -> Iterator[None]:
     """One temporary Prefect server for all flow tests of this process; starting it costs about 20 s."""
     from prefect.testing.utilities import prefect_test_harness

@@ -39,7 +39,13 @@ def begin(hour: int) -> int:
 
 def readings(first: int, last: int, period: int, *, hour: int = 3, device: str = DEVICE, **facts: Any) -> Rows:
     """Readings that tile [first, last) with one each period."""
-    made = {"process_count": 1, "gpu_util_ppm": 500_000, "cloud": "aws", "instance_id": "i-0a", "gpu_model": "NVIDIA A10G"}
+    made = {
+        "process_count": 1,
+        "gpu_util_ppm": 500_000,
+        "cloud": "aws",
+        "instance_id": "i-0a",
+        "gpu_model": "NVIDIA A10G",
+    }
     return [
         row(DEVICE_SAMPLES, gpu_uuid=device, sampled_at_utc=begin(hour) + end, covered_ns=period, **(made | facts))
         for end in range(first + period, last + 1, period)
@@ -50,16 +56,41 @@ def processes(first: int, last: int, period: int, *, hour: int = 3, started: int
     """Readings of one process that tile [first, last); `started` is ns from the start of its hour."""
     made = {**JOB, "host_pid": 7, "sm_util_ppm": 500_000, "owner_source": "env"}
     return [
-        row(PROCESS_SAMPLES, sampled_at_utc=begin(hour) + end, covered_ns=period, pid_started_ns=begin(hour) + started, **(made | facts))
+        row(
+            PROCESS_SAMPLES,
+            sampled_at_utc=begin(hour) + end,
+            covered_ns=period,
+            pid_started_ns=begin(hour) + started,
+            **(made | facts),
+        )
         for end in range(first + period, last + 1, period)
     ]
 
 
-def step(first: int, length: int, *, hour: int = 3, active: int = 0, stall: int = 0, save: int = 0, held: int = 0, **facts: Any) -> dict[str, Any]:
+def step(
+    first: int,
+    length: int,
+    *,
+    hour: int = 3,
+    active: int = 0,
+    stall: int = 0,
+    save: int = 0,
+    held: int = 0,
+    **facts: Any,
+) -> dict[str, Any]:
     """One step window; its wall time is the sum of its parts, and at most a second of its active time was sampled."""
     made = {
-        **JOB, "phase": "train", "batch_size": 8, "units": 10, "sampled_units": 10, "sampled_active_ns": min(active, SECOND), "window_ns": length,
-        "wall_ns": active + stall + save + held, "active_ns": active, "input_stall_ns": stall, "checkpoint_ns": save,
+        **JOB,
+        "phase": "train",
+        "batch_size": 8,
+        "units": 10,
+        "sampled_units": 10,
+        "sampled_active_ns": min(active, SECOND),
+        "window_ns": length,
+        "wall_ns": active + stall + save + held,
+        "active_ns": active,
+        "input_stall_ns": stall,
+        "checkpoint_ns": save,
         "held_idle_ns": held,
     }
     return row(STEP_WINDOWS, window_start_utc=begin(hour) + first, **(made | facts))
@@ -68,9 +99,24 @@ def step(first: int, length: int, *, hour: int = 3, active: int = 0, stall: int 
 def op(layer: str, exclusive: int, *, hour: int = 3, **facts: Any) -> dict[str, Any]:
     """One op window of 300 s."""
     made = {
-        **JOB, "layer": layer, "op": "matmul", "pass": "fwd", "phase": "train", "batch_size": 8, "dtype": "bf16", "variant": "",
-        "method": "events", "window_ns": 300 * SECOND, "calls": 10, "flops": 1_000, "hw_flops": 1_000, "bytes_ideal": 10, "sampled_calls": 10,
-        "busy_ns": exclusive, "exclusive_ns": exclusive, "window_start_utc": begin(hour),
+        **JOB,
+        "layer": layer,
+        "op": "matmul",
+        "pass": "fwd",
+        "phase": "train",
+        "batch_size": 8,
+        "dtype": "bf16",
+        "variant": "",
+        "method": "events",
+        "window_ns": 300 * SECOND,
+        "calls": 10,
+        "flops": 1_000,
+        "hw_flops": 1_000,
+        "bytes_ideal": 10,
+        "sampled_calls": 10,
+        "busy_ns": exclusive,
+        "exclusive_ns": exclusive,
+        "window_start_utc": begin(hour),
         "op_key": int.from_bytes(blake2b(layer.encode(), digest_size=8).digest(), "big", signed=True),
     }
     return row(OP_WINDOWS, **(made | facts))
@@ -88,19 +134,47 @@ def tell(
     return made
 
 
-def footer_of(spec: Table, rows: int, *, node: str = NODE, hour: int = 3, period: int = 10 * SECOND, **footer: Any) -> Footer:
+def footer_of(
+    spec: Table, rows: int, *, node: str = NODE, hour: int = 3, period: int = 10 * SECOND, **footer: Any
+) -> Footer:
     """A footer."""
     facts = {"cloud": "aws", "instance_id": "i-0a", "instance_type": "g5.xlarge"} | footer
-    return Footer(spec.version, spec.name, node, node, facts["cloud"], facts["instance_id"], facts["instance_type"],
-                  f"{DAY}T{hour:02}", 0, period, begin(hour), begin(hour), rows)
+    return Footer(
+        spec.version,
+        spec.name,
+        node,
+        node,
+        facts["cloud"],
+        facts["instance_id"],
+        facts["instance_type"],
+        f"{DAY}T{hour:02}",
+        0,
+        period,
+        begin(hour),
+        begin(hour),
+        rows,
+    )
 
 
 def host(
-    *, readings: Rows = (), processes: Rows = (), steps: Rows = (), ops: Rows = (), jobs: Rows = (), events: Rows = (),  # type: ignore[assignment]
+    *,
+    readings: Rows = (),
+    processes: Rows = (),
+    steps: Rows = (),
+    ops: Rows = (),
+    jobs: Rows = (),
+    events: Rows = (),  # type: ignore[assignment]
     **facts: Any,
 ) -> list[Told]:
     """The shards of one host and hour."""
-    told = {DEVICE_SAMPLES: readings, PROCESS_SAMPLES: processes, STEP_WINDOWS: steps, OP_WINDOWS: ops, JOBS: jobs, EVENTS: events}
+    told = {
+        DEVICE_SAMPLES: readings,
+        PROCESS_SAMPLES: processes,
+        STEP_WINDOWS: steps,
+        OP_WINDOWS: ops,
+        JOBS: jobs,
+        EVENTS: events,
+    }
     return tell({spec.name: list(rows) for spec, rows in told.items() if rows}, **facts)
 
 

@@ -184,7 +184,9 @@ def _merged(values: pa.ChunkedArray, column: Column, start: Ints, greatest: bool
         return counts(run_sums(whole_numbers(values), start))
     if values.null_count or not pa.types.is_integer(column.type):
         owner = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(values))))
-        found = grouped(pa.table({"owner": pa.array(owner), "value": values}), ["owner"], {"value": "max" if greatest else "min"})
+        found = grouped(
+            pa.table({"owner": pa.array(owner), "value": values}), ["owner"], {"value": "max" if greatest else "min"}
+        )
         return flat(found.column("value"))
     if not column.summed:
         return pa.array((np.maximum if greatest else np.minimum).reduceat(ints(values), start)).cast(column.type)

@@ -48,7 +48,9 @@ def main() -> None:
     kept = json.loads(LATEST.read_text(encoding="utf-8")) if LATEST.is_file() else []
     kept = [row for row in kept if row["name"].split(".")[0] not in chosen]
     print(show(rows))
-    LATEST.write_text(json.dumps(sorted(kept + rows, key=lambda r: (r["name"], r["peer"] or "")), indent=1) + "\n", encoding="utf-8")
+    LATEST.write_text(
+        json.dumps(sorted(kept + rows, key=lambda r: (r["name"], r["peer"] or "")), indent=1) + "\n", encoding="utf-8"
+    )
 
 
 if __name__ == "__main__":

@@ -49,8 +49,18 @@ def run() -> list[dict[str, Any]]:
 
 def row(name: str, value: float, **facts: Any) -> dict[str, Any]:
     """One row in the form that `tests.bench` writes."""
-    made = {"name": f"reduce.{name}", "value": round(value, 4), "unit": "s", "peer": None, "peer_value": None, "ratio": None, "rows": None,
-            "peak_mb": None, "runs": RUNS, "at": datetime.now(UTC).isoformat(timespec="seconds")}
+    made = {
+        "name": f"reduce.{name}",
+        "value": round(value, 4),
+        "unit": "s",
+        "peer": None,
+        "peer_value": None,
+        "ratio": None,
+        "rows": None,
+        "peak_mb": None,
+        "runs": RUNS,
+        "at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
     made |= facts
     if made["peer_value"] is not None:
         made |= {"peer_value": round(made["peer_value"], 4), "ratio": round(made["peer_value"] / value, 3)}
@@ -76,8 +86,15 @@ def _beside_peers(folder: Path) -> list[dict[str, Any]]:
     best = {who: min(results, key=lambda r: r["seconds"]) for who, results in found.items()}
     mine = best["ours"]
     return [
-        row("op_windows", mine["seconds"], peer=who, peer_value=best[who]["seconds"], rows=rows, peak_mb=mine["peak_mb"],
-            peer_peak_mb=best[who]["peak_mb"])
+        row(
+            "op_windows",
+            mine["seconds"],
+            peer=who,
+            peer_value=best[who]["seconds"],
+            rows=rows,
+            peak_mb=mine["peak_mb"],
+            peer_peak_mb=best[who]["peak_mb"],
+        )
         for who in ("duckdb", "polars")
     ]
 
@@ -92,7 +109,11 @@ def _alone(who: str, folder: Path) -> dict[str, Any]:
 def contend(who: str, folder: str) -> None:
     """Run one contender in this process and print what it took: seconds, peak MB, and totals that all must agree on."""
     paths = sorted(str(p) for p in Path(folder).rglob("*.parquet"))
-    contenders: dict[str, Callable[[list[str]], tuple[int, int, int]]] = {"ours": _ours, "duckdb": _duckdb, "polars": _polars}
+    contenders: dict[str, Callable[[list[str]], tuple[int, int, int]]] = {
+        "ours": _ours,
+        "duckdb": _duckdb,
+        "polars": _polars,
+    }
     for module in {"ours": ("dask.base", "dask.delayed")}.get(who, (who,)):
         importlib.import_module(module)  # loading code is not what is measured
     start = time.perf_counter()
@@ -109,7 +130,11 @@ def _sum_file(path: str) -> pa.Table:
 def _ours(paths: list[str]) -> tuple[int, int, int]:
     pa.set_cpu_count(1)  # as many files at once as there are cores; each is read by one
     made = pa.concat_tables(map_buckets(_sum_file, paths, scheduler="threads", workers=CORES))
-    return made.num_rows, int(pa.compute.sum(made.column("flops")).as_py()), int(pa.compute.sum(made.column("exclusive_ns")).as_py())
+    return (
+        made.num_rows,
+        int(pa.compute.sum(made.column("flops")).as_py()),
+        int(pa.compute.sum(made.column("exclusive_ns")).as_py()),
+    )
 
 
 def _duckdb(paths: list[str]) -> tuple[int, int, int]:
@@ -132,7 +157,9 @@ def _polars(paths: list[str]) -> tuple[int, int, int]:
     return made.height, sum(map(int, made["flops"].to_list())), int(made["exclusive_ns"].sum())
 
 
-def op_shard(number: int, *, hour: int, node: str | None = None, gpus: int = GPUS, ops: int = OPS) -> tuple[str, bytes, int]:
+def op_shard(
+    number: int, *, hour: int, node: str | None = None, gpus: int = GPUS, ops: int = OPS
+) -> tuple[str, bytes, int]:
     """Name, bytes and rows of one host's op windows of one hour, sorted by key as a host writes them."""
     random = np.random.default_rng(number)
     rows = gpus * ops * WINDOWS
@@ -142,16 +169,34 @@ def op_shard(number: int, *, hour: int, node: str | None = None, gpus: int = GPU
     passes, kinds = ("fwd", "bwd", "recompute", "comm"), ("matmul", "attention", "rms_norm", "all_reduce[dp]")
     calls = random.integers(1, 400, rows)
     text: dict[str, Any] = {
-        "job_id": (np.zeros(rows, int), [f"job-{number // 24:04}"]), "variant": (np.zeros(rows, int), [""]), "method": (np.zeros(rows, int), ["events"]),
-        "device_uuid": (rank, [f"GPU-{number:05}-{i}" for i in range(gpus)]), "layer": (place, layer), "op": (place // 2 % 4, list(kinds)),
-        "pass": (place // 8 % 4, list(passes)), "phase": (np.zeros(rows, int), ["train"]), "dtype": (place % 3, ["bf16", "fp8", "fp32"]),
+        "job_id": (np.zeros(rows, int), [f"job-{number // 24:04}"]),
+        "variant": (np.zeros(rows, int), [""]),
+        "method": (np.zeros(rows, int), ["events"]),
+        "device_uuid": (rank, [f"GPU-{number:05}-{i}" for i in range(gpus)]),
+        "layer": (place, layer),
+        "op": (place // 2 % 4, list(kinds)),
+        "pass": (place // 8 % 4, list(passes)),
+        "phase": (np.zeros(rows, int), ["train"]),
+        "dtype": (place % 3, ["bf16", "fp8", "fp32"]),
     }
     exclusive = random.integers(10**5, 10**8, rows)
     numbers: dict[str, Any] = {
-        "attempt": np.zeros(rows), "rank": rank + gpus * (number % 24), "op_key": key[place], "window_start_utc": begin(hour) + window * 300 * SECOND,
-        "layer_index": place // 32, "batch_size": 8 + place % 4, "window_ns": np.full(rows, 300 * SECOND), "calls": calls,
-        "flops": calls * random.integers(10**9, 10**12, rows), "hw_flops": calls * 10**12, "bytes_ideal": calls * 4_096, "uncounted_calls": np.zeros(rows),
-        "sampled_calls": calls // 50, "busy_ns": exclusive * 13 // 10, "exclusive_ns": exclusive, "exclusive_us2": exclusive // 1_000 * 7,
+        "attempt": np.zeros(rows),
+        "rank": rank + gpus * (number % 24),
+        "op_key": key[place],
+        "window_start_utc": begin(hour) + window * 300 * SECOND,
+        "layer_index": place // 32,
+        "batch_size": 8 + place % 4,
+        "window_ns": np.full(rows, 300 * SECOND),
+        "calls": calls,
+        "flops": calls * random.integers(10**9, 10**12, rows),
+        "hw_flops": calls * 10**12,
+        "bytes_ideal": calls * 4_096,
+        "uncounted_calls": np.zeros(rows),
+        "sampled_calls": calls // 50,
+        "busy_ns": exclusive * 13 // 10,
+        "exclusive_ns": exclusive,
+        "exclusive_us2": exclusive // 1_000 * 7,
     }
     columns = []
     for column in OP_WINDOWS.columns:
@@ -167,9 +212,17 @@ def shard_of(table: pa.Table, spec: Table, node: str, hour: int) -> tuple[str, b
     """A shard of rows that are in order, written as `write_shard` does without checking them again."""
     footer = footer_of(spec, table.num_rows, node=node, hour=hour, instance_id=f"i-{node}")
     sink = pa.BufferOutputStream()
-    bare = pa.schema([pa.field(f.name, f.type, f.nullable) for f in table.schema], {FOOTER_KEY: canonical(footer.__dict__)})
-    pq.write_table(pa.table(table.columns, schema=bare), sink, row_group_size=ROW_GROUP_ROWS, compression=COMPRESSION,
-                   compression_level=COMPRESSION_LEVEL, write_page_checksum=True)
+    bare = pa.schema(
+        [pa.field(f.name, f.type, f.nullable) for f in table.schema], {FOOTER_KEY: canonical(footer.__dict__)}
+    )
+    pq.write_table(
+        pa.table(table.columns, schema=bare),
+        sink,
+        row_group_size=ROW_GROUP_ROWS,
+        compression=COMPRESSION,
+        compression_level=COMPRESSION_LEVEL,
+        write_page_checksum=True,
+    )
     data = sink.getvalue().to_pybytes()
     day = datetime.fromisoformat(DAY).date()
     return ShardName(spec.name, day, hour, node, 0, content_sha16(data)).path, data, table.num_rows
@@ -184,7 +237,10 @@ def _late_shard(folder: Path) -> list[dict[str, Any]]:
     paths, rows = [], 0
     for node in range(8):
         for hour in range(24):
-            for name, data, count in (op_shard(24 * node + hour, hour=hour, node=f"node-{node:05}", ops=400), *_host_hour(24 * node + hour, hour)):
+            for name, data, count in (
+                op_shard(24 * node + hour, hour=hour, node=f"node-{node:05}", ops=400),
+                *_host_hour(24 * node + hour, hour),
+            ):
                 lake.store.put(f"raw/{name}", data)
                 paths.append(f"raw/{name}")
                 rows += count
@@ -210,13 +266,46 @@ def _host_hour(number: int, hour: int, *, period: int = 10) -> list[tuple[str, b
     device = pa.array([f"GPU-{number:05}-{i}" for i in range(GPUS)]).take(pa.array(gpu))
     rank, job = gpu + GPUS * (number % 24), f"job-{number // 24:04}"
     facts: dict[Table, dict[str, Any]] = {
-        DEVICE_SAMPLES: {"gpu_uuid": device, "sampled_at_utc": at + ns, "covered_ns": ns, "gpu_util_ppm": ns * 0 + 900_000, "process_count": ns * 0 + 1,
-                         "state": "ok", "cloud": "aws", "instance_id": "i-1", "gpu_model": "NVIDIA A100", "energy_mj": ns // 10**6},
-        PROCESS_SAMPLES: {"device_uuid": device, "sampled_at_utc": at + ns, "covered_ns": ns, "job_id": job, "attempt": ns * 0, "rank": rank,
-                          "pid_started_ns": ns * 0 + begin(0), "host_pid": gpu, "sm_util_ppm": ns * 0 + 900_000, "owner_source": "env"},
-        STEP_WINDOWS: {"job_id": job, "attempt": ns * 0, "rank": rank, "device_uuid": device, "phase": "train", "batch_size": ns * 0 + 8 + slot % 4,
-                       "window_start_utc": at, "window_ns": ns, "units": ns * 0 + 20, "wall_ns": ns, "active_ns": ns * 8 // 10, "held_idle_ns": ns * 2 // 10,
-                       "sampled_units": ns * 0 + 1, "sampled_active_ns": ns // 20},
+        DEVICE_SAMPLES: {
+            "gpu_uuid": device,
+            "sampled_at_utc": at + ns,
+            "covered_ns": ns,
+            "gpu_util_ppm": ns * 0 + 900_000,
+            "process_count": ns * 0 + 1,
+            "state": "ok",
+            "cloud": "aws",
+            "instance_id": "i-1",
+            "gpu_model": "NVIDIA A100",
+            "energy_mj": ns // 10**6,
+        },
+        PROCESS_SAMPLES: {
+            "device_uuid": device,
+            "sampled_at_utc": at + ns,
+            "covered_ns": ns,
+            "job_id": job,
+            "attempt": ns * 0,
+            "rank": rank,
+            "pid_started_ns": ns * 0 + begin(0),
+            "host_pid": gpu,
+            "sm_util_ppm": ns * 0 + 900_000,
+            "owner_source": "env",
+        },
+        STEP_WINDOWS: {
+            "job_id": job,
+            "attempt": ns * 0,
+            "rank": rank,
+            "device_uuid": device,
+            "phase": "train",
+            "batch_size": ns * 0 + 8 + slot % 4,
+            "window_start_utc": at,
+            "window_ns": ns,
+            "units": ns * 0 + 20,
+            "wall_ns": ns,
+            "active_ns": ns * 8 // 10,
+            "held_idle_ns": ns * 2 // 10,
+            "sampled_units": ns * 0 + 1,
+            "sampled_active_ns": ns // 20,
+        },
     }
     node = f"node-{number // 24:05}" if period == 10 else f"node-{number:05}"
     made = []
@@ -227,7 +316,9 @@ def _host_hour(number: int, hour: int, *, period: int = 10) -> list[tuple[str, b
             if isinstance(value, np.ndarray):
                 value = pa.array(value).cast(column.type)
             elif not isinstance(value, pa.Array):
-                value = pa.repeat(pa.scalar(value, column.type if value is None or isinstance(value, str) else pa.int64()), len(at)).cast(column.type)
+                value = pa.repeat(
+                    pa.scalar(value, column.type if value is None or isinstance(value, str) else pa.int64()), len(at)
+                ).cast(column.type)
             columns.append(value)
         made.append(shard_of(pa.table(columns, schema=spec.arrow), spec, node, hour))
     return made
@@ -247,7 +338,9 @@ def _readings() -> dict[str, Any]:
             told.append(reduce.read_for_reduction(data, name, is_only=True))
     rows = sum(t.num_rows for _, t in told)
     best = min(_seconds(lambda: usage.partial(told)) for _ in range(RUNS))
-    return row("readings_of_a_second", best, rows=rows, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+    return row(
+        "readings_of_a_second", best, rows=rows, peak_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    )
 
 
 assert HOUR_NS == 3_600 * SECOND

@@ -54,7 +54,12 @@ def test_tables_are_written_and_reused(tmp_path: Path, shards: dict[str, bytes])
     lake = filled(tmp_path, shards)
     made, reused = reduced(lake, shards)
     assert not reused and set(made.handles) == set(USAGE)
-    assert made.facts == {"buckets": len(reduce.buckets_of(lake, SPEC.day, list(shards))), "shards": len(shards), "duplicate_rows": {}, "conflicting_rows": {}}
+    assert made.facts == {
+        "buckets": len(reduce.buckets_of(lake, SPEC.day, list(shards))),
+        "shards": len(shards),
+        "duplicate_rows": {},
+        "conflicting_rows": {},
+    }
     table = lake.read(made.handles[DEVICE_HOURLY.name], DEVICE_HOURLY)
     assert table.num_rows == made.handles[DEVICE_HOURLY.name].rows > 50
     before = lake.store.list("")
@@ -107,7 +112,9 @@ def test_a_cluster_gives_the_same_bytes(tmp_path: Path, shards: dict[str, bytes]
 
 def test_no_scheduler_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.io.engine.CONNECT_S", 1)
-    with pytest.raises(SettingsError, match="setting scheduler: nothing answers at tcp://127.0.0.1:9 within 1 s") as error:
+    with pytest.raises(
+        SettingsError, match="setting scheduler: nothing answers at tcp://127.0.0.1:9 within 1 s"
+    ) as error:
         map_buckets(abs, [1], scheduler="tcp://127.0.0.1:9", workers=1)
     assert error.value.key == "scheduler"
 

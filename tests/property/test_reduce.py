@@ -41,14 +41,24 @@ def hours(draw: st.DrawFn) -> list[Told]:
     seen, held, steps, ops = [], [], [], []
     for a, b in draw(tiles()):
         facts: dict[str, Any] = {
-            "gpu_util_ppm": draw(st.none() | st.integers(0, 10**6)), "process_count": draw(st.none() | st.integers(0, 2)),
+            "gpu_util_ppm": draw(st.none() | st.integers(0, 10**6)),
+            "process_count": draw(st.none() | st.integers(0, 2)),
             "energy_mj": draw(st.none() | st.integers(0, 10**7)),
         }
         seen += readings(a, b, b - a, **facts)
     for pid, job in ((1, "A"), (2, "B"), (3, None)):
         for a, b in draw(tiles()):
             util, limit = draw(st.none() | st.integers(0, 10**6)), draw(st.none() | st.integers(0, 10**6))
-            held += processes(a, b, b - a, job_id=job, host_pid=pid, sm_util_ppm=util, mps_limit_ppm=limit, started=draw(st.sampled_from([-4 * HOUR_NS, 0])))
+            held += processes(
+                a,
+                b,
+                b - a,
+                job_id=job,
+                host_pid=pid,
+                sm_util_ppm=util,
+                mps_limit_ppm=limit,
+                started=draw(st.sampled_from([-4 * HOUR_NS, 0])),
+            )
     for job in "AB":
         for a, b in draw(tiles()):
             parts = draw(st.lists(st.integers(0, 2 * (b - a) // 3), min_size=4, max_size=4))
@@ -138,14 +148,23 @@ def test_only_the_wanted_detail_is_needed(told: list[Told]) -> None:
 
 
 @QUICK
-@given(st.lists(st.tuples(st.integers(0, 5), st.integers(-5, 60), st.integers(-5, 60)), max_size=9), st.sampled_from(["held_idle", "unattributed_busy"]))
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.integers(-5, 60), st.integers(-5, 60)), max_size=9),
+    st.sampled_from(["held_idle", "unattributed_busy"]),
+)
 def test_sweep_adds_up_whatever_the_order(drawn: list[tuple[int, int, int]], empty: str) -> None:
     keys = ("a|fwd|", "b|fwd|", "c|comm|", "d|comm|", "e|copy|", "f|bwd|")
     segments = [Segment(keys[k], min(a, b), max(a, b)) for k, a, b in drawn]
     made = sweep(segments, 0, 50, empty=empty)
     assert sum(made.values()) == 50 and all(ns > 0 for ns in made.values())
     assert sweep(segments[::-1], 0, 50, empty=empty) == made
-    compute = length([(max(s.begin, 0), min(s.end, 50)) for s in segments if "|comm|" not in s.key and "|copy|" not in s.key and min(s.end, 50) > max(s.begin, 0)])
+    compute = length(
+        [
+            (max(s.begin, 0), min(s.end, 50))
+            for s in segments
+            if "|comm|" not in s.key and "|copy|" not in s.key and min(s.end, 50) > max(s.begin, 0)
+        ]
+    )
     assert sum(ns for key, ns in made.items() if "|fwd|" in key or "|bwd|" in key) == compute
 
 
@@ -157,13 +176,16 @@ def buckets(told: list[Told], count: int) -> list[list[Told]]:
     return list(made.values())
 
 
-def reduced(spec: model.FleetSpec, *, count: int = 8, with_late: bool = True) -> tuple[model.Fleet, timeline.Timeline, dict[str, pa.Table]]:
+def reduced(
+    spec: model.FleetSpec, *, count: int = 8, with_late: bool = True
+) -> tuple[model.Fleet, timeline.Timeline, dict[str, pa.Table]]:
     """A fleet, what happened in it, and what the reduction makes of its shards."""
     fleet = roster.build(spec)
     happened = timeline.observe(fleet)
     lost = fleet.lost_readings(with_late=with_late)
     told = [
-        read_shard(s.data, TELEMETRY[s.table], where=s.path) for s in telemetry.shards(happened)
+        read_shard(s.data, TELEMETRY[s.table], where=s.path)
+        for s in telemetry.shards(happened)
         if (s.machine, s.hour) not in lost or s.table != DEVICE_SAMPLES.name
     ]
     parts = [usage.partial(b) for b in buckets(told, count)]
@@ -178,7 +200,9 @@ def test_the_truth_of_a_fleet_is_found(seed: int, with_late: bool) -> None:
     machines = {m.instance_id: i for i, m in enumerate(fleet.machines)}
     found: dict[tuple[int, int], dict[tuple[Any, ...], int]] = defaultdict(dict)
     for r in made[DEVICE_HOURLY.name].to_pylist():
-        found[machines[r["instance_id"]], r["hour_utc"].hour][r["device_uuid"], r["job_id"], r["attempt"], r["rank"], r["category"]] = r["ns"]
+        found[machines[r["instance_id"]], r["hour_utc"].hour][
+            r["device_uuid"], r["job_id"], r["attempt"], r["rank"], r["category"]
+        ] = r["ns"]
     truth = observed.observed_time(happened, with_late=with_late)
     assert found == {key: {tuple(place): ns for place, ns in places.items()} for key, places in truth.items()}
     layers: dict[tuple[Any, ...], int] = defaultdict(int)
@@ -186,7 +210,9 @@ def test_the_truth_of_a_fleet_is_found(seed: int, with_late: bool) -> None:
         if r["category"] == "work":
             pool = (r["hour_utc"].hour, r["job_id"], r["attempt"], r["instance_type"])
             layers[pool, (r["layer"], r["pass"], r["op"], r["phase"], r["batch_size"], r["dtype"])] += r["ns"]
-    assert layers == {(pool, tuple(layer)): ns for pool, known in observed.layer_time(happened).items() for layer, ns in known.items()}
+    assert layers == {
+        (pool, tuple(layer)): ns for pool, known in observed.layer_time(happened).items() for layer, ns in known.items()
+    }
 
 
 @pytest.mark.parametrize("seed", range(3))

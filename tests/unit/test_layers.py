@@ -50,36 +50,63 @@ def test_sweep_of_nothing_is_idle_and_cuts_at_its_ends() -> None:
 def example_ops(**facts: Any) -> list[dict[str, Any]]:
     """Op rows of the sampled unit of the worked example."""
     named = {"L0": {}, "L1": {}, "S": {}, "AR": {"pass": "comm", "op": "all_reduce[dp]"}}
-    rows = [op(name, EXCLUSIVE[key], **more, **facts) for (name, more), key in zip(named.items(), (L0, L1, S, AR), strict=True)]
+    rows = [
+        op(name, EXCLUSIVE[key], **more, **facts)
+        for (name, more), key in zip(named.items(), (L0, L1, S, AR), strict=True)
+    ]
     return [*rows, op("(none)", 100, **{"pass": "none", "op": "held_idle", "dtype": "none", "flops": 0}, **facts)]
 
 
 def example_step(**facts: Any) -> dict[str, Any]:
-    return step(0, 47_000, active=36_913, stall=6_400, save=60, held=3_627, sampled_active_ns=740, sampled_units=1, units=47, **facts)
+    return step(
+        0,
+        47_000,
+        active=36_913,
+        stall=6_400,
+        save=60,
+        held=3_627,
+        sampled_active_ns=740,
+        sampled_units=1,
+        units=47,
+        **facts,
+    )
 
 
 def test_stratum_of_the_worked_example() -> None:
     made = day_of(host(steps=[example_step()], ops=example_ops()))
     assert layer_ns(made) == {"L0": 10_974, "L1": 9_977, "S": 4_988, "AR": 5_986}
     assert vector(made) == {
-        ("job-1", "work"): 10_974 + 9_977 + 4_988, ("job-1", "communication"): 5_986, ("job-1", "checkpoint"): 60,
-        ("job-1", "input_stall"): 6_400, ("job-1", "held_idle"): 4_988 + 3_627,
+        ("job-1", "work"): 10_974 + 9_977 + 4_988,
+        ("job-1", "communication"): 5_986,
+        ("job-1", "checkpoint"): 60,
+        ("job-1", "input_stall"): 6_400,
+        ("job-1", "held_idle"): 4_988 + 3_627,
     }
     assert sum(vector(made).values()) == 47_000
 
 
 def test_windows_variants_and_row_order_add_up() -> None:
     rows = [
-        op("a", 30), op("b", 10), op("a", 5, variant="split"), op("a", 25, window_start_utc=op("a", 0)["window_start_utc"] + 300 * SECOND),
+        op("a", 30),
+        op("b", 10),
+        op("a", 5, variant="split"),
+        op("a", 25, window_start_utc=op("a", 0)["window_start_utc"] + 300 * SECOND),
     ]
     forward, backward = (sum_ops(table(OP_WINDOWS, r)) for r in (rows, rows[::-1]))
-    by_layer = [sorted((r["layer"], r["exclusive_ns"], int(r["calls"])) for r in t.to_pylist()) for t in (forward, backward)]
+    by_layer = [
+        sorted((r["layer"], r["exclusive_ns"], int(r["calls"])) for r in t.to_pylist()) for t in (forward, backward)
+    ]
     assert by_layer[0] == by_layer[1] == [("a", 60, 30), ("b", 10, 10)]
 
 
 def test_text_may_be_dictionary_encoded() -> None:
     whole = table(OP_WINDOWS, [op("a", 1), op("a", 2), op("b", 4)])
-    coded = pa.table({n: c.dictionary_encode() if pa.types.is_string(c.type) else c for n, c in zip(whole.column_names, whole.columns, strict=True)})
+    coded = pa.table(
+        {
+            n: c.dictionary_encode() if pa.types.is_string(c.type) else c
+            for n, c in zip(whole.column_names, whole.columns, strict=True)
+        }
+    )
     assert sum_ops(coded).equals(sum_ops(whole))
 
 
@@ -89,7 +116,11 @@ def test_flops_beyond_int64_stay_exact() -> None:
     assert int(made[0]["flops"]) == 3 * big
     tables = day_of(
         host(steps=[step(0, 100, active=100)], ops=[op("a", 100, flops=big)]),
-        host(steps=[step(0, 100, active=100, rank=1, device_uuid="GPU-2")], ops=[op("a", 100, flops=big, rank=1, device_uuid="GPU-2")], node="node-b"),
+        host(
+            steps=[step(0, 100, active=100, rank=1, device_uuid="GPU-2")],
+            ops=[op("a", 100, flops=big, rank=1, device_uuid="GPU-2")],
+            node="node-b",
+        ),
     )
     assert [int(r["flops"]) for r in tables[LAYER_HOURLY.name].to_pylist()] == [2 * big]
 
@@ -121,7 +152,9 @@ def unsampled_step(first: int, active: int, **facts: Any) -> dict[str, Any]:
 
 def evidence(tables: dict[str, pa.Table], device: str, category: str = "work", hour: int = 3) -> list[str]:
     rows = tables["core_usage__device_hourly"].to_pylist()
-    return [r["evidence"] for r in rows if (r["device_uuid"], r["category"], r["hour_utc"].hour) == (device, category, hour)]
+    return [
+        r["evidence"] for r in rows if (r["device_uuid"], r["category"], r["hour_utc"].hour) == (device, category, hour)
+    ]
 
 
 def test_without_a_sample_the_hours_other_ranks_stand_in() -> None:
@@ -145,7 +178,11 @@ def test_without_a_sample_in_the_hour_the_days_stands_in() -> None:
 
 
 def test_without_any_sample_flops_share() -> None:
-    rows = [op("a", 0, flops=300, sampled_calls=0), op("b", 0, flops=100, sampled_calls=0), op("c", 0, flops=0, sampled_calls=0)]
+    rows = [
+        op("a", 0, flops=300, sampled_calls=0),
+        op("b", 0, flops=100, sampled_calls=0),
+        op("c", 0, flops=0, sampled_calls=0),
+    ]
     made = day_of(host(steps=[unsampled_step(0, 1_000)], ops=rows))
     assert layer_ns(made) == {"a": 750, "b": 250, "c": 0}
     assert evidence(made, "GPU-1") == ["assumed"]
@@ -171,9 +208,15 @@ def test_another_batch_size_does_not_stand_in() -> None:
     assert vector(made) == {("job-1", "work"): 100, ("job-1", "unattributed_busy"): 50}
 
 
-@pytest.mark.parametrize(("method", "layer", "expected"), [
-    ("events", "a", "measured"), ("graph", "(graph)", "measured"), ("graph", "a", "interpolated"), ("formula", "a", "assumed"),
-])
+@pytest.mark.parametrize(
+    ("method", "layer", "expected"),
+    [
+        ("events", "a", "measured"),
+        ("graph", "(graph)", "measured"),
+        ("graph", "a", "interpolated"),
+        ("formula", "a", "assumed"),
+    ],
+)
 def test_evidence_of_a_method(method: str, layer: str, expected: str) -> None:
     made = day_of(host(steps=[step(0, 100, active=100)], ops=[op(layer, 100, method=method)]))
     assert [r["evidence"] for r in made[LAYER_HOURLY.name].to_pylist()] == [expected]

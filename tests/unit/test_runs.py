@@ -31,7 +31,12 @@ def test_the_last_statement_wins_and_keeps_what_it_lacks() -> None:
     ]
     for order in (rows, rows[::-1]):
         (run,) = runs(host(jobs=order))
-        assert (run["team"], run["status"], run["quality"], run["quality_metric"]) == ("new", "ended", Decimal("2.5"), "loss")
+        assert (run["team"], run["status"], run["quality"], run["quality_metric"]) == (
+            "new",
+            "ended",
+            Decimal("2.5"),
+            "loss",
+        )
         assert run["labels"] == [("a", "1"), ("b", "2")] and run["exit_reason"] == "completed"
         assert (run["units"], run["ranks_seen"]) == (0, 0)
         assert (run["first_seen_utc"].second, run["last_seen_utc"].second) == (1, 9)
@@ -57,7 +62,13 @@ def test_units_are_the_maximum_over_ranks_and_samples_their_sum() -> None:
     ops = [op("a", 10), op("a", 10, batch_size=16), op("a", 10, rank=1, device_uuid="GPU-2")]
     later = step(0, 10, hour=5, active=10, units=2)
     (run,) = runs(host(steps=rank0 + rank1, ops=ops), host(steps=[later], ops=[op("a", 10, hour=5)], hour=5))
-    assert (run["units"], run["samples"], run["tokens_in"], run["tokens_out"], run["requests"]) == (11, 160, 2_000, 14, 6)
+    assert (run["units"], run["samples"], run["tokens_in"], run["tokens_out"], run["requests"]) == (
+        11,
+        160,
+        2_000,
+        14,
+        6,
+    )
     assert (run["name"], run["status"], run["labels"], run["ranks_seen"]) == (None, None, None, 2)
     assert (run["first_seen_utc"].hour, run["last_seen_utc"].hour) == (3, 5)
 
