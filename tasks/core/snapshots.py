@@ -181,16 +181,12 @@ def totals(charges: pa.Table) -> list[dict[str, Any]]:
 
     Sums of what `overflows` let pass fit 38 digits.
     """
-    wanted = [("BilledCost", "sum"), ("EffectiveCost", "sum"), ("BilledCost", "count")]
-    sums = charges.group_by(list(TOTALS)).aggregate(wanted)
+    counted = dict(_sums(charges, TOTALS, ("BilledCost", "EffectiveCost"), count=True))
     out = []
-    for one in sums.to_pylist():
-        facts: dict[str, Any] = {n: one[n] for n in TOTALS if n != "BillingPeriodStart"}
-        facts["BillingPeriodStart"] = instant_text(int(one["BillingPeriodStart"].value))
-        facts["rows"] = one["BilledCost_count"]
-        facts["BilledCost"] = plain(one["BilledCost_sum"])
-        facts["EffectiveCost"] = plain(one["EffectiveCost_sum"])
-        out.append(facts)
+    for key, (billed, effective, rows) in counted.items():
+        facts: dict[str, Any] = dict(zip(TOTALS, key, strict=True))
+        facts["BillingPeriodStart"] = instant_text(int(facts["BillingPeriodStart"]))
+        out.append(facts | {"rows": int(rows), "BilledCost": billed, "EffectiveCost": effective})
     return sorted(out, key=lambda f: [f[n] or "" for n in TOTALS])
 
 
@@ -228,13 +224,17 @@ def bridge(charges: pa.Table, parts: pa.Table) -> list[dict[str, Any]]:
     return [row | {"period": instant_text(int(row["period"]))} for row in rows]
 
 
-def _sums(table: pa.Table, key: Sequence[str], amounts: Sequence[str]) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
-    """Groups of a table and the sum of each amount, as text; instants as ns."""
+def _sums(
+    table: pa.Table, key: Sequence[str], amounts: Sequence[str], *, count: bool = False
+) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
+    """Groups of a table and the sum of each amount, as text, then the rows when counted; instants as ns."""
     place = table.schema.get_field_index("BillingPeriodStart")
     table = table.set_column(place, "BillingPeriodStart", table["BillingPeriodStart"].cast(pa.int64()))
-    sums = table.group_by(list(key)).aggregate([(name, "sum") for name in amounts])
+    wanted = [(name, "sum") for name in amounts]
+    sums = table.group_by(list(key)).aggregate([*wanted, (amounts[0], "count")])
     for row in sums.to_pylist():
-        yield tuple(row[k] for k in key), [plain(row[f"{name}_sum"]) for name in amounts]
+        texts = [plain(row[f"{name}_sum"]) for name in amounts]
+        yield tuple(row[k] for k in key), [*texts, str(row[f"{amounts[0]}_count"])] if count else texts
 
 
 def plain(amount: Decimal) -> str:

@@ -144,7 +144,9 @@ def _duckdb(paths: list[str]) -> tuple[int, int, int]:
     sums = ", ".join(f"sum({n}) AS {n}" for n in RUN_SUMS)
     connection = duckdb.connect(config={"threads": CORES})
     files = ", ".join(f"'{p}'" for p in paths)
+    connection.execute("SET enable_progress_bar = false")
     made = connection.execute(f"SELECT {keys}, {sums} FROM read_parquet([{files}]) GROUP BY {keys}").to_arrow_table()
+    connection.register("made", made)
     total = connection.execute("SELECT count(*), sum(flops)::VARCHAR, sum(exclusive_ns)::VARCHAR FROM made").fetchone()
     assert total is not None
     return int(total[0]), int(total[1].split(".")[0]), int(total[2].split(".")[0])

@@ -27,6 +27,22 @@ from tests.real import real_data
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
+RUN_ONE = """
+import sys
+from pathlib import Path
+from tests import nights
+run = nights.run(nights.settings_for(Path(sys.argv[1]), Path(sys.argv[2])), sys.argv[3])
+sys.exit(bool(run.failed))
+"""
+"""A night in a process of its own: fleet, lake, day."""
+NO_PANDAS = """
+import sys
+class NoPandas:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == "pandas":
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, NoPandas())
+"""
 
 
 def totals_of(run: Any) -> dict[str, dict[str, Decimal]]:
@@ -89,12 +105,7 @@ def test_two_nights_of_one_day_together_end_in_one_result(tmp_path: Path) -> Non
     spec = tiny_spec(8, spot=True, tax=True)
     write_fleet(build(spec), tmp_path / "fleet")
     nights.run(nights.settings_for(tmp_path / "fleet", tmp_path / "alone"), spec.day)
-    code = (
-        "import sys; from pathlib import Path; from tests import nights\n"
-        "run = nights.run(nights.settings_for(Path(sys.argv[1]), Path(sys.argv[2])), sys.argv[3])\n"
-        "sys.exit(bool(run.failed))"
-    )
-    words = [sys.executable, "-c", code, str(tmp_path / "fleet"), str(tmp_path / "both"), spec.day]
+    words = [sys.executable, "-c", RUN_ONE, str(tmp_path / "fleet"), str(tmp_path / "both"), spec.day]
     both = [subprocess.Popen(words, cwd=ROOT) for _ in range(2)]
     assert [p.wait() for p in both] == [0, 0]
     assert nights.published(tmp_path / "both") == nights.published(tmp_path / "alone")
@@ -122,12 +133,7 @@ def test_workers_and_buckets_never_matter(
 
 def test_the_time_zone_never_matters(ordinary: tuple[FleetSpec, Path, dict[str, str]], tmp_path: Path) -> None:
     spec, fleet, wanted = ordinary
-    code = (
-        "import sys; from pathlib import Path; from tests import nights\n"
-        "run = nights.run(nights.settings_for(Path(sys.argv[1]), Path(sys.argv[2])), sys.argv[3])\n"
-        "sys.exit(bool(run.failed))"
-    )
-    words = [sys.executable, "-c", code, str(fleet), str(tmp_path / "lake"), spec.day]
+    words = [sys.executable, "-c", RUN_ONE, str(fleet), str(tmp_path / "lake"), spec.day]
     subprocess.run(words, cwd=ROOT, env=os.environ | {"TZ": "Pacific/Chatham"}, check=True)
     assert reports(tmp_path / "lake") == wanted
 
@@ -236,3 +242,13 @@ def test_an_altered_object_is_named_and_nothing_is_committed(tmp_path: Path) -> 
     run = nights.run(settings, spec.day)
     assert victim.name in run.failed[spec.day] and "altered" in run.failed[spec.day]
     assert not (tmp_path / "lake" / "days").exists()
+
+
+def test_the_pipeline_needs_no_pandas(tmp_path: Path) -> None:
+    """pyarrow gives other Python values for instants where pandas is installed; people who only run the pipeline have none."""
+    spec = full_spec(11, corrupt_shard=False)
+    write_fleet(build(spec), tmp_path / "fleet")
+    nights.run(nights.settings_for(tmp_path / "fleet", tmp_path / "with"), spec.day)
+    words = [sys.executable, "-c", NO_PANDAS + RUN_ONE, str(tmp_path / "fleet"), str(tmp_path / "without"), spec.day]
+    subprocess.run(words, cwd=ROOT, check=True)
+    assert nights.published(tmp_path / "without") == nights.published(tmp_path / "with")

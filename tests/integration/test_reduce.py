@@ -113,7 +113,7 @@ def test_a_cluster_gives_the_same_bytes(tmp_path: Path, shards: dict[str, bytes]
 def test_no_scheduler_at_the_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tasks.io.engine.CONNECT_S", 1)
     with pytest.raises(
-        SettingsError, match="setting scheduler: nothing answers at tcp://127.0.0.1:9 within 1 s"
+        SettingsError, match=r"setting scheduler: nothing answers at tcp://127.0.0.1:9 within 1 s"
     ) as error:
         map_buckets(abs, [1], scheduler="tcp://127.0.0.1:9", workers=1)
     assert error.value.key == "scheduler"

@@ -1,8 +1,9 @@
-"""Laws of the reduction: order never matters, merging is free, time adds up to what was observed, and a fleet's truth is found."""
+"""Laws of the reduction: order never matters, merging is free, time adds up, and the truth of a fleet is found."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 from collections import defaultdict
 from typing import Any
@@ -32,7 +33,7 @@ SPAN = 200
 def tiles(draw: st.DrawFn) -> list[tuple[int, int]]:
     """Stretches of whole ns in order, some touching, none overlapping."""
     cuts = sorted(draw(st.sets(st.integers(0, SPAN * S), min_size=2, max_size=8)))
-    return [pair for pair in zip(cuts, cuts[1:], strict=False) if draw(st.booleans())]
+    return [pair for pair in itertools.pairwise(cuts) if draw(st.booleans())]
 
 
 @st.composite
@@ -71,7 +72,7 @@ def hours(draw: st.DrawFn) -> list[Told]:
 def length(stretches: list[tuple[int, int]]) -> int:
     """Length of the union."""
     points = sorted({p for pair in stretches for p in pair})
-    return sum(b - a for a, b in zip(points, points[1:], strict=False) if any(x <= a and b <= y for x, y in stretches))
+    return sum(b - a for a, b in itertools.pairwise(points) if any(x <= a and b <= y for x, y in stretches))
 
 
 def stretches_of(told: list[Told], table: str) -> list[tuple[int, int]]:
