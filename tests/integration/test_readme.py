@@ -1,0 +1,58 @@
+"""What the README shows is what happens: the money table of the bundled day, and the lines that read the reports."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from flows.shell import tell
+from tests import nights
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the lake of the bundled day in `lake/`, as `make nightly` leaves it."""
+    folder = tmp_path_factory.mktemp("checkout")
+    nights.run(nights.settings_for(ROOT / "samples", folder / "lake", buckets=8), "2026-10-01")
+    return folder
+
+
+def code(language: str) -> str:
+    found = re.search(rf"```{language}\n(.*?)```", README, re.S)
+    assert found, language
+    return found[1]
+
+
+def test_the_money_table_is_the_one_that_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tell(nights.run(nights.settings_for(ROOT / "samples", lake / "lake"), "2026-10-01"))
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = README[README.index("Where the money of") : README.index("2026-10-01: findings")].splitlines()
+    assert len(shown) > 20
+    assert [line for line in shown if line and line not in printed] == []
+
+
+def test_the_duckdb_lines_give_the_same_money(lake: Path) -> None:
+    query = code("sql").replace("lake/report", str(lake / "lake" / "report"))
+    rows = duckdb.sql(query).fetchall()
+    text = {r[0]: (f"{r[1]:,.12f}", f"{r[2]:,.12f}") for r in rows}
+    assert len(text) > 15
+    for category, (cash, amortised) in text.items():
+        assert re.search(rf"{category} +│ +{re.escape(cash)} │ +{re.escape(amortised)}", README), category
+
+
+def test_the_pandas_lines_run(lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(lake)
+    exec(compile(code("python"), "README.md", "exec"), {})
+    assert "commitment_purchase" in capsys.readouterr().out
+
+
+def test_every_make_target_of_the_readme_exists() -> None:
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.M))
+    named = set(re.findall(r"`make ([a-z]+)`", README)) | set(re.findall(r"^make ([a-z]+)$", README, re.M))
+    assert named and named <= targets
