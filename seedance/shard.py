@@ -153,8 +153,19 @@ def write_shard(
     rows = rows.take(pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in order]))
     first, last = _span(rows, spec, start)
     footer = Footer(
-        spec.version, spec.name, producer, node, cloud, instance_id, instance_type, hour, clock_offset_ns, period_ns,
-        first, last, rows.num_rows,
+        spec.version,
+        spec.name,
+        producer,
+        node,
+        cloud,
+        instance_id,
+        instance_type,
+        hour,
+        clock_offset_ns,
+        period_ns,
+        first,
+        last,
+        rows.num_rows,
     )
     sink = pa.BufferOutputStream()
     pq.write_table(

@@ -94,6 +94,26 @@ def number_groups(columns: Iterable[pa.ChunkedArray | pa.Array]) -> tuple[Ints, 
     return group.astype(np.int64), first.astype(np.int64)
 
 
+def all_distinct(columns: Iterable[pa.ChunkedArray | pa.Array]) -> bool:
+    """Whether no two rows are equal in all the columns; none may hold nulls. Much cheaper than to number the groups."""
+    numbers: Ints | None = None
+    size = 1
+    for column in columns:
+        array = flat(column)
+        if not pa.types.is_integer(array.type):
+            array = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+            codes, width = ints(array.indices), len(array.dictionary)
+        else:
+            codes = ints(array)
+            low = int(codes.min()) if len(codes) else 0
+            codes, width = codes - low, (int(codes.max()) - low + 1 if len(codes) else 1)
+        if size * width >= 1 << 62:
+            return False
+        numbers = codes if numbers is None else numbers * width + codes
+        size *= max(width, 1)
+    return numbers is None or len(numbers) < 2 or bool(np.diff(np.sort(numbers)).all())
+
+
 def match_groups(left: pa.Table, right: pa.Table, keys: Sequence[str]) -> tuple[Ints, Ints, pa.Table]:
     """Common group numbers of two tables' rows, and the keys of the groups in order."""
     both = pa.concat_tables([plain(left.select(keys)), plain(right.select(keys))])
@@ -203,7 +223,8 @@ def run_sums(values: Wide, start: Ints) -> Wide:
     if values.dtype == object:
         return np.add.reduceat(values, start)
     longest = int(np.diff(np.append(start, len(values))).max())
-    if max(int(values.max()), -int(values.min())) * longest < 1 << 63:
+    # As unsigned numbers negative values are huge, and take the exact way too.
+    if int(values.view(np.uint64).max()) * longest < 1 << 63:
         return np.add.reduceat(values, start)
     high, low = np.add.reduceat(values >> 32, start), np.add.reduceat(values & 0xFFFF_FFFF, start)
     exact: Wide = np.array([(int(h) << 32) + int(v) for h, v in zip(high, low, strict=True)], object)
@@ -281,7 +302,9 @@ def counts(values: Wide) -> pa.Array:
     """Integers (int64 or Python's) as decimal(38, 0)."""
     if values.dtype == object:
         return pa.array([int(v) for v in values], COUNT)
-    return pa.array(values).cast(pa.decimal128(19, 0)).cast(COUNT)
+    words = np.empty(2 * len(values), np.int64)
+    words[0::2], words[1::2] = values, values >> 63
+    return pa.Array.from_buffers(COUNT, len(values), [None, pa.py_buffer(words)])
 
 
 def nullable(values: Ints, type_: pa.DataType) -> pa.Array:

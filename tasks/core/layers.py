@@ -23,6 +23,7 @@ from seedance.schema import INSTANT
 from tasks.core.arrays import (
     Flags,
     Ints,
+    all_distinct,
     counts,
     flat,
     grouped,
@@ -229,8 +230,13 @@ def _runs(table: pa.Table, keys: Sequence[str]) -> Ints:
 def _method_evidence(table: pa.Table) -> Ints:
     """2 for a time by formula, 1 for a CUDA graph split by another run's order, 0 for what was timed itself."""
     method = table.column("method")
-    split = _equal(method, "graph") & ~_equal(table.column("layer"), "(graph)")
-    return np.where(_equal(method, "formula"), 2, split.astype(np.int64))
+    known = set(pc.unique(method).to_pylist())
+    made = np.zeros(table.num_rows, np.int64)
+    if "graph" in known:
+        made[_equal(method, "graph") & ~_equal(table.column("layer"), "(graph)")] = 1
+    if "formula" in known:
+        made[_equal(method, "formula")] = 2
+    return made
 
 
 def _equal(column: pa.ChunkedArray | pa.Array, value: str) -> Flags:
@@ -242,13 +248,12 @@ def _equal(column: pa.ChunkedArray | pa.Array, value: str) -> Flags:
 
 
 def _one_row_each(table: pa.Table) -> pa.Table:
-    _, first = number_groups(table.column(k) for k in RUN_KEYS)
-    if len(first) == table.num_rows:
+    if all_distinct(table.column(k) for k in RUN_KEYS):
         return plain(table)
     how = dict.fromkeys(RUN_SUMS, "sum") | {"layer_index": "min", "evidence": "max"}
-    table = plain(table)
     made = grouped(table, RUN_KEYS, how)
-    return pa.table([made.column(n).cast(table.schema.field(n).type) for n in table.column_names], schema=table.schema)
+    schema = plain(table).schema
+    return pa.table([made.column(n).cast(schema.field(n).type) for n in table.column_names], schema=schema)
 
 
 def _sum_steps(steps: pa.Table, hour_ns: int) -> pa.Table:

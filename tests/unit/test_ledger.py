@@ -315,5 +315,5 @@ def test_law_one_names_the_charge_and_both_amounts() -> None:
 
 def test_work_without_layer_time_stops() -> None:
     usage = devices(device(TEN, "work", 3600, job="A"))
-    with pytest.raises(LawError, match="job A attempt 0 has work money at .* and no layer time"):
+    with pytest.raises(LawError, match=r"job A attempt 0 has work money at .* and no layer time"):
         settle(inputs(charges(machine("m", "4.00", x_InstanceType="one.gpu")), usage))
