@@ -166,7 +166,8 @@ def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer
     text = [n for n in OP_COLUMNS if pa.types.is_string(spec[n].type)]
     try:
         file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=text)
-        return read_footer(data), file.read(columns=list(OP_COLUMNS))
+        # In this thread: buckets run side by side, and Arrow's one pool of threads would make them wait for each other.
+        return read_footer(data), file.read(columns=list(OP_COLUMNS), use_threads=False)
     except (pa.ArrowException, OSError) as error:
         reason = f"rows cannot be read: {error}"
         raise ShardError(

@@ -22,7 +22,7 @@ from tasks.core.allocate import LEDGERS, Addressed, Index, Parts, first_rounding
 from tasks.core.categories import label
 from tasks.core.estimate import ALPHA_ONE, Estimate, MachineFacts, PriceBook, estimates, machine_facts, machine_services
 from tasks.core.second import second_rounding
-from tasks.core.spans import HOUR_NS, MachineHours, observe, vectors
+from tasks.core.spans import BILLING_GRAIN_NS, HOUR_NS, MachineHours, observe, vectors
 from tasks.errors import LawError
 
 
@@ -113,7 +113,7 @@ def settle(inputs: Inputs) -> Ledger:
         ]
     )
     for slot in hours.slots:
-        if slot.billed_ns is not None and slot.running_ns > slot.billed_ns:
+        if slot.billed_ns is not None and slot.running_ns > slot.billed_ns + BILLING_GRAIN_NS:
             slot.findings.add("observed_exceeds_billed")
     spans = _span_rows(_only(vector, span > 0), hours, span, open_slots, inputs.day_ns)
     assert_money(charges, addresses)

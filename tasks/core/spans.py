@@ -20,6 +20,8 @@ from tasks.core.units import time_unit_ns
 
 HOUR_NS = 3_600_000_000_000
 DAY_NS = 24 * HOUR_NS
+BILLING_GRAIN_NS = 1_000_000_000
+"""Machines are billed by the second: less than that between bill and telemetry is rounding, not a finding."""
 ADDRESS = ("device", "job", "attempt", "rank", "category")
 """Columns that order the rows of a vector: code-point order, nulls last."""
 

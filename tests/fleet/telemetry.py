@@ -24,6 +24,12 @@ from tests.fleet.timeline import OpRow, StepRow, Timeline, periods, present
 
 Row = dict[str, Any]
 SM_COUNT = {"NVIDIA A100": 108, "NVIDIA A10G": 80, "NVIDIA T4": 40}
+NVML_NAME = {
+    "NVIDIA A100": "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A10G": "NVIDIA A10G",
+    "NVIDIA T4": "Tesla T4",
+}
+"""A card as the instance catalogue calls it, and as its driver does."""
 POWER_MW = {"NVIDIA A100": (52_000, 400_000), "NVIDIA A10G": (24_000, 300_000), "NVIDIA T4": (9_000, 70_000)}
 """Idle and highest board power."""
 
@@ -129,7 +135,7 @@ def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
                 "boot_id": boot,
                 "cloud": "aws",
                 "instance_id": machine.instance_id,
-                "gpu_model": facts.gpu_model,
+                "gpu_model": NVML_NAME[facts.gpu_model],
                 "mig_profile": None,
                 "source": "nvml",
                 "state": "ok" if usable else "lost: driver not loaded",

@@ -32,7 +32,7 @@ def code(language: str) -> str:
 def test_the_money_table_is_the_one_that_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tell(nights.run(nights.settings_for(ROOT / "samples", lake / "lake"), "2026-10-01"))
     printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    shown = README[README.index("Where the money of") : README.index("2026-10-01: findings")].splitlines()
+    shown = README[README.index("Where the money of") : README.index("2026-10-01: revision")].splitlines()
     assert len(shown) > 20
     assert [line for line in shown if line and line not in printed] == []
 
