@@ -89,7 +89,8 @@ async def run_night(
         run.failed |= dict.fromkeys(moved, "another run moved its head three times; run it again")
     days = await run.time(call, night.shown_days, settings, first_day or last_day, last_day, sorted(rows))
     await tell(settings, call, run, days)
-    run.repaired = await run.time(call, night.finish, settings, last_day, run.run_id, rows, run_facts(run))
+    run.repaired, failed = await run.time(call, night.finish, settings, last_day, run.run_id, rows, run_facts(run))
+    run.failed |= failed
     return run
 
 

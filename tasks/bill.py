@@ -123,10 +123,10 @@ def charges_of(
     }
 
 
-def days_touched(lake: Lake, settings: Settings) -> dict[str, str]:
+def days_touched(lake: Lake, settings: Settings, *, bills: Sequence[InForce] | None = None) -> dict[str, str]:
     """Every usage day that a snapshot in force has charges for, with a digest of their objects, sorted by day."""
     digests: dict[str, list[str]] = {}
-    for one in snapshots_in_force(lake, settings):
+    for one in snapshots_in_force(lake, settings) if bills is None else bills:
         for day in one.step.facts["days"].get(one.period, {}):
             handle = one.step.handles[_handle_name(one.period, day)]
             digests.setdefault(day, []).extend(part.sha256 for part in handle.parts)

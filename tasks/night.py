@@ -142,16 +142,20 @@ def publish_days(
 
 def finish(
     settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]
-) -> list[str]:
-    """Repair `report/`, publish the bridge as of a day and the quality of each computed day; paths that were repaired."""
+) -> tuple[list[str], dict[str, str]]:
+    """Repair `report/`, publish the bridge as of a day and the quality of each computed day; repaired paths, and what failed."""
     lake = open_lake(settings)
     repaired = lake.repair()
-    if lake.committed_days():
-        publish.publish_bridge(lake, settings, as_of)
+    failed: dict[str, str] = {}
+    try:
+        if lake.committed_days():
+            publish.publish_bridge(lake, settings, as_of)
+    except (PipelineError, SeedanceError) as error:
+        failed["report_bridge__monthly"] = f"{type(error).__name__}: {error}"
     for day, checks in rows.items():
         publish.publish_quality(lake, day, checks)
     publish.record_run(lake, run_id, facts)
-    return repaired
+    return repaired, failed
 
 
 def heads(settings: Settings, days: Sequence[str]) -> dict[str, Commit]:

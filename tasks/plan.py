@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,20 +97,28 @@ def plan(settings: Settings, last_day: str, first_day: str | None = None, recode
         day = ref.name.day.isoformat()
         if oldest <= day <= last_day:
             shards.setdefault(day, []).append(ref)
-    days = sorted({*shards, *(d for d in bill.days_touched(lake, settings) if oldest <= d <= last_day)})
+    bills = bill.snapshots_in_force(lake, settings)
+    days = sorted({*shards, *(d for d in bill.days_touched(lake, settings, bills=bills) if oldest <= d <= last_day)})
     prices = lake.handle(BILLING["core_pricing__list"], None, [list_prices()]) if days else None
     found = []
     for day in days:
         assert prices is not None
-        planned = plan_day(lake, settings, day, shards.get(day, []), prices)
+        planned = plan_day(lake, settings, day, shards.get(day, []), prices, bills)
         if _is_due(planned, lake.head(day), recode):
             found.append(planned)
     return found
 
 
-def plan_day(lake: Lake, settings: Settings, day: str, shards: Iterable[ShardRef], prices: Handle) -> DayPlan:
+def plan_day(
+    lake: Lake,
+    settings: Settings,
+    day: str,
+    shards: Iterable[ShardRef],
+    prices: Handle,
+    bills: Sequence[bill.InForce],
+) -> DayPlan:
     """The plan of one day on the inputs of now, whether it is due or not."""
-    charges, bill_facts = bill.charges_of(lake, settings, day)
+    charges, bill_facts = bill.charges_of(lake, settings, day, bills=bills)
     declared = {"default_region": settings.default_region, "buckets": lake.buckets}
     parts = {
         "bill": _digest([charges.sha256, bill_facts["watermarks"]]),
@@ -140,7 +148,7 @@ def plan_one(settings: Settings, day: str) -> list[DayPlan]:
     """The plan of one day, due or not."""
     lake = Lake.open(settings.lake, buckets=settings.buckets)
     prices = lake.handle(BILLING["core_pricing__list"], None, [list_prices()])
-    return [plan_day(lake, settings, day, lake.shards([day]), prices)]
+    return [plan_day(lake, settings, day, lake.shards([day]), prices, bill.snapshots_in_force(lake, settings))]
 
 
 def cause_of(parts: Mapping[str, str], head: Commit | None) -> str | None:

@@ -6,7 +6,7 @@ Also what is known about a run itself: `report_quality__runs` and `runs/`, the o
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -175,9 +175,10 @@ def publish_bridge(lake: Lake, settings: Settings, as_of: str) -> pa.Table:
     """`report_bridge__monthly` as of a day: every bill in force against the addresses of the days that stand on it."""
     addressed: dict[tuple[Any, ...], tuple[int, int]] = {}
     standing: set[str] = set()
+    bills = bill.snapshots_in_force(lake, settings)
     for day in lake.committed_days():
         head = lake.head(day)
-        if head is None or not _stands(lake, settings, head):
+        if head is None or not _stands(lake, settings, head, bills):
             continue
         standing.add(day)
         for row in head.body["facts"]["periods"]:
@@ -210,9 +211,9 @@ def assert_bridge(bridge: pa.Table) -> None:
                 )
 
 
-def _stands(lake: Lake, settings: Settings, head: Commit) -> bool:
+def _stands(lake: Lake, settings: Settings, head: Commit, bills: Sequence[bill.InForce]) -> bool:
     """Whether the charges that a commit was made from are those in force."""
-    charges, _ = bill.charges_of(lake, settings, head.day)
+    charges, _ = bill.charges_of(lake, settings, head.day, bills=bills)
     return head.handles[CHARGES.name].sha256 == charges.sha256
 
 

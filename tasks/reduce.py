@@ -23,7 +23,7 @@ from seedance.errors import ShardError
 from seedance.shard import Footer, parse_name, read_footer, read_shard
 from seedance.store import Store
 from tasks.core import usage
-from tasks.core.layers import OP_COLUMNS
+from tasks.core.layers import OP_COLUMNS, OpRows
 from tasks.core.shards import bucket_of
 from tasks.errors import LawError
 from tasks.io.engine import map_buckets
@@ -151,28 +151,51 @@ def merge_hour(hour: Hour) -> Step:
     return step
 
 
-def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer, pa.Table]:
+@dataclass(frozen=True)
+class OpFile:
+    """A shard of op windows, each column read when it is asked for."""
+
+    file: pq.ParquetFile
+    path: str
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the shard."""
+        return int(self.file.metadata.num_rows)
+
+    def column(self, name: str, /) -> pa.ChunkedArray:
+        """One column; text is dictionary-encoded."""
+        try:
+            # In this thread: buckets run side by side, and Arrow's one pool of threads would make them wait for each other.
+            return self.file.read(columns=[name], use_threads=False).column(0)
+        except (pa.ArrowException, OSError) as error:
+            raise _damaged(self.path, error) from error
+
+
+def read_for_reduction(data: bytes, path: str, *, is_only: bool) -> tuple[Footer, OpRows]:
     """Footer and rows of a shard that collect has accepted.
 
     Args:
         data: the bytes of the shard.
         path: for messages.
-        is_only: no other shard of its host, hour and table is there: op windows are then read without the columns that
-            only tell rows apart, and with their text dictionary-encoded.
+        is_only: no other shard of its host, hour and table is there: op windows are then read column by column as they
+            are summed, without those that only tell rows apart.
     """
     spec = TELEMETRY[parse_name(path).table]
     if spec.name != OP_WINDOWS.name or not is_only:
         return read_shard(data, spec, where=path)
     text = [n for n in OP_COLUMNS if pa.types.is_string(spec[n].type)]
     try:
-        file = pq.ParquetFile(pa.BufferReader(data), read_dictionary=text)
-        # In this thread: buckets run side by side, and Arrow's one pool of threads would make them wait for each other.
-        return read_footer(data), file.read(columns=list(OP_COLUMNS), use_threads=False)
-    except (pa.ArrowException, OSError) as error:
-        reason = f"rows cannot be read: {error}"
-        raise ShardError(
-            f"{path}: {reason}. It was accepted before: look for damage in the store.", path=path, reason=reason
-        ) from error
+        return read_footer(data), OpFile(pq.ParquetFile(pa.BufferReader(data), read_dictionary=text), path)
+    except (ShardError, pa.ArrowException, OSError) as error:
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: str, error: Exception) -> ShardError:
+    reason = f"rows cannot be read: {error}"
+    return ShardError(
+        f"{path}: {reason}. It was accepted before: look for damage in the store.", path=path, reason=reason
+    )
 
 
 def _made(

@@ -205,7 +205,9 @@ def _merged(values: pa.ChunkedArray, column: Column, start: Ints, greatest: bool
     if values.null_count or not pa.types.is_integer(column.type):
         owner = np.repeat(np.arange(len(start)), np.diff(np.append(start, len(values))))
         found = grouped(
-            pa.table({"owner": pa.array(owner), "value": values}), ["owner"], {"value": "max" if greatest else "min"}
+            pa.table({"owner": pa.array(owner), "value": values}),
+            ["owner"],
+            {"value": "sum" if column.summed else "max" if greatest else "min"},
         )
         return flat(found.column("value"))
     if not column.summed:

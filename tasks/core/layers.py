@@ -11,8 +11,8 @@ Source: telemetry.md 4.2 and 4.3; the bound is stated in `_bounds`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -113,34 +113,44 @@ def _pass_of(key: str) -> str:
     return parts[1] if len(parts) > 1 else ""
 
 
-def sum_ops(table: pa.Table) -> pa.Table:
+class OpRows(Protocol):
+    """Op windows by column: a table, or a file that is read as it is summed."""
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def column(self, name: str, /) -> pa.ChunkedArray:
+        """One column; text may be dictionary-encoded."""
+
+
+def sum_ops(rows: OpRows) -> pa.Table:
     """Op windows of one shard summed over windows, variants and methods, by RUN_KEYS.
 
     Rows come sorted by their key, so that each group is one run; a group in several runs (another order, several
-    variants) is made one afterwards.
+    variants) is made one afterwards. Each column is taken once and summed before the next, so that few bytes are at work.
 
     Returns:
-        RUN_KEYS, layer_index (the least), evidence (the greatest), COUNTED and exclusive_us2 as decimal(38, 0), the rest int64.
+        RUN_KEYS, layer_index (the least), evidence (the greatest), COUNTED and exclusive_us2 as decimal(38, 0), the rest
+        int64; text is dictionary-encoded where it came so.
 
     Raises:
         OverflowError: ns or sampled calls of one op in the hour pass int64.
     """
-    start = _runs(table, RUN_KEYS)
-    columns: dict[str, pa.Array] = {k: flat(table.column(k)).take(pa.array(start)) for k in RUN_KEYS}
+    keys = {name: flat(rows.column(name)) for name in RUN_KEYS}
+    start = _runs(keys.values(), rows.num_rows)
+    where = pa.array(start)
+    columns: dict[str, pa.Array] = {name: array.take(where) for name, array in keys.items()}
+    index = ints(rows.column("layer_index"))
+    evidence = _method_evidence(flat(rows.column("method")), keys["layer"])
     if len(start):
-        columns["layer_index"] = pa.array(np.minimum.reduceat(ints(table.column("layer_index")), start)).cast(
-            pa.int32()
-        )
-        columns["evidence"] = pa.array(np.maximum.reduceat(_method_evidence(table), start)).cast(pa.int16())
-    else:
-        columns |= {"layer_index": pa.array([], pa.int32()), "evidence": pa.array([], pa.int16())}
+        index, evidence = np.minimum.reduceat(index, start), np.maximum.reduceat(evidence, start)
+    columns |= {"layer_index": pa.array(index).cast(pa.int32()), "evidence": pa.array(evidence).cast(pa.int16())}
     for name in RUN_SUMS:
-        values = ints(table.column(name))
-        total = run_sums(values, start)
+        total = run_sums(ints(rows.column(name)), start)
         wide = name in COUNTED or name == "exclusive_us2"
         if not wide and total.dtype == object:
             raise OverflowError(
-                f"{name} of one op in one hour passes int64: expected less than 2^63 ns, found {max(total)}"
+                f"{name} of one op in one hour passes int64: expected less than 2^63, found {max(total)}"
             )
         columns[name] = counts(total) if wide else pa.array(total)
     return _one_row_each(pa.table(columns))
@@ -214,26 +224,28 @@ def layer_rows(rows: pa.Table, devices: pa.Table) -> pa.Table:
     return merge_rows(pa.table([columns[n] for n in LAYERS.names], schema=LAYERS.arrow), LAYERS, GREATEST)
 
 
-def _runs(table: pa.Table, keys: Sequence[str]) -> Ints:
+def _runs(keys: Iterable[pa.Array], size: int) -> Ints:
     """First row of each stretch of neighbours with equal keys."""
-    change: Flags = np.zeros(table.num_rows, bool)
+    change: Flags = np.zeros(size, bool)
     change[:1] = True
-    for key in keys:
-        array = flat(table.column(key))
+    for array in keys:
         if pa.types.is_string(array.type) or pa.types.is_large_string(array.type):
             array = array.dictionary_encode()
-        values = array.indices.to_numpy() if pa.types.is_dictionary(array.type) else array.to_numpy()
+        if pa.types.is_dictionary(array.type):
+            if len(array.dictionary) < 2:
+                continue
+            array = array.indices
+        values = array.to_numpy()
         change[1:] |= values[1:] != values[:-1]
     return np.flatnonzero(change)
 
 
-def _method_evidence(table: pa.Table) -> Ints:
+def _method_evidence(method: pa.Array, layer: pa.Array) -> Ints:
     """2 for a time by formula, 1 for a CUDA graph split by another run's order, 0 for what was timed itself."""
-    method = table.column("method")
     known = set(pc.unique(method).to_pylist())
-    made = np.zeros(table.num_rows, np.int64)
+    made = np.zeros(len(method), np.int64)
     if "graph" in known:
-        made[_equal(method, "graph") & ~_equal(table.column("layer"), "(graph)")] = 1
+        made[_equal(method, "graph") & ~_equal(layer, "(graph)")] = 1
     if "formula" in known:
         made[_equal(method, "formula")] = 2
     return made
@@ -249,7 +261,7 @@ def _equal(column: pa.ChunkedArray | pa.Array, value: str) -> Flags:
 
 def _one_row_each(table: pa.Table) -> pa.Table:
     if all_distinct(table.column(k) for k in RUN_KEYS):
-        return plain(table)
+        return table
     how = dict.fromkeys(RUN_SUMS, "sum") | {"layer_index": "min", "evidence": "max"}
     made = grouped(table, RUN_KEYS, how)
     schema = plain(table).schema
@@ -289,7 +301,7 @@ def _sum_steps(steps: pa.Table, hour_ns: int) -> pa.Table:
 def _op_rows(ops: Sequence[pa.Table], hour_ns: int) -> pa.Table:
     """OPS of sums of op windows, without ns and bound."""
     shaped = [OPS.empty()]
-    for table in ops:
+    for table in map(plain, ops):
         zero = pa.array(np.zeros(table.num_rows, np.int64))
         columns = {n: table.column(n) for n in OPS.names if n in table.column_names}
         columns |= {"weight_ns": table.column("exclusive_ns"), "ns": zero, "bound_ns": zero}

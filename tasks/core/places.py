@@ -15,7 +15,9 @@ from schemas.usage import ATTACHMENTS, DEVICE_HOURLY
 from seedance.schema import INSTANT
 from seedance.shard import Footer
 from tasks.core.arrays import grouped, match_groups, merge_rows, plain
+from tasks.core.claims import HOUR_NS
 from tasks.core.observe import DEVICE_KEY, footer_facts
+from tasks.errors import LawError
 
 FACTS = ("cloud", "instance_id", "instance_type", "gpu_model")
 
@@ -57,7 +59,23 @@ def place(rows: pa.Table, devices: pa.Table) -> pa.Table:
     index = pa.array(where, pa.int64()).take(pa.array(of_row))
     columns = {n: devices.column(n).take(index) for n in FACTS} | {n: rows.column(n) for n in rows.column_names}
     made = pa.table([columns[n] for n in DEVICE_HOURLY.names], schema=DEVICE_HOURLY.arrow)
-    return made.take(pc.sort_indices(made, sort_keys=[(k, "ascending") for k in (*DEVICE_HOURLY.key, "node")]))
+    # A host that changed its name within the hour is one machine; of two kinds of evidence the worse comes first by name.
+    made = merge_rows(made, DEVICE_HOURLY)
+    _assert_hour(made)
+    return made
+
+
+def _assert_hour(rows: pa.Table) -> None:
+    where = ("hour_utc", "cloud", "instance_id", "device_uuid")
+    for row in grouped(rows, where, {"ns": "sum"}).filter(pc.field("ns") > HOUR_NS).to_pylist():
+        raise LawError(
+            f"device {row['device_uuid']} of {row['instance_id']} in the hour {row['hour_utc']:%Y-%m-%dT%H}: expected at most "
+            f"{HOUR_NS:,} ns, found {row['ns']:,} ns over several host names. Look for two agents that report one device.",
+            law="time",
+            where=f"{row['device_uuid']} {row['hour_utc']:%Y-%m-%dT%H}",
+            expected=HOUR_NS,
+            found=row["ns"],
+        )
 
 
 def attached(events: pa.Table, footers: Sequence[Footer], hour_ns: int) -> pa.Table:
@@ -70,7 +88,7 @@ def attached(events: pa.Table, footers: Sequence[Footer], hour_ns: int) -> pa.Ta
     """
     names = pc.and_(pc.equal(events.column("kind"), "block_device"), pc.equal(events.column("source"), "kernel"))
     at = events.column("at_utc").cast(pa.int64())
-    in_hour = pc.and_(pc.greater_equal(at, hour_ns), pc.less(at, hour_ns + 3_600_000_000_000))
+    in_hour = pc.and_(pc.greater_equal(at, hour_ns), pc.less(at, hour_ns + HOUR_NS))
     hosts = footer_facts(footers)
     own = pc.is_in(events.column("node"), value_set=pa.array(list(hosts), pa.string()))
     rows = events.filter(pc.and_(pc.and_(names, in_hour), own))
@@ -110,7 +128,7 @@ def _bare(keys: pa.Table) -> pa.Table:
     columns = {n: keys.column(n) for n in DEVICE_KEY}
     columns |= {n: pa.nulls(keys.num_rows, pa.string()) for n in FACTS}
     columns |= {
-        n: pa.repeat(pa.scalar(3_600_000_000_000 if n == "tail_ns" else 0), keys.num_rows).cast(DEVICES[n].type)
+        n: pa.repeat(pa.scalar(HOUR_NS if n == "tail_ns" else 0), keys.num_rows).cast(DEVICES[n].type)
         for n in DEVICES.names
         if n not in columns
     }

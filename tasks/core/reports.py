@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 
 from schemas.ledger import JOB_DAILY, LAYER_DAILY, RESOURCE_DAILY
 from seedance.schema import Table
+from tasks.core.second import LAYER, POOL
 from tasks.core.spans import HOUR_NS
 
 MONEY = ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost")
-LAYER_KEY = ("x_Layer", "x_Pass", "x_Op", "x_Phase", "x_BatchSize", "x_Dtype")
+LAYER_KEY = tuple(ours for ours, _ in LAYER)
 _USAGE = {
     "job_id": "x_JobId",
     "attempt": "x_Attempt",
@@ -137,27 +138,13 @@ def layer_daily(
 
 def _with_bound(layers: pa.Table) -> pa.Table:
     """Adds the pool's money and bound times it, in whole units, so that daily bounds weigh each pool by its money."""
-    pool = (
-        "x_HourUtc",
-        "x_Cloud",
-        "x_JobId",
-        "x_Attempt",
-        "x_InstanceType",
-        "PricingCategory",
-        "BillingAccountId",
-        "SubAccountId",
-        "BillingPeriodStart",
-        "InvoiceId",
-        "BillingCurrency",
-        "x_State",
-    )
     money = pc.abs(
         pc.coalesce(layers["EffectiveCost"], layers["x_EstimatedCost"], pa.scalar(Decimal(0), pa.decimal128(38, 12)))
     )
     layers = layers.append_column("money", money)
-    total = sums(layers, pool, {"money": "sum"})
-    codes = {tuple(r[k] for k in pool): r["money"] for r in total.to_pylist()}
-    own = [codes[k] for k in zip(*(layers[c].to_pylist() for c in pool), strict=True)]
+    total = sums(layers, POOL, {"money": "sum"})
+    codes = {tuple(r[k] for k in POOL): r["money"] for r in total.to_pylist()}
+    own = [codes[k] for k in zip(*(layers[c].to_pylist() for c in POOL), strict=True)]
     units = [int(m.scaleb(12)) for m in own]
     wide = pa.decimal128(38, 0)
     bound = [u * b for u, b in zip(units, layers["x_BoundPpm"].to_pylist(), strict=True)]

@@ -52,7 +52,7 @@ from tasks.core.arrays import (
 )
 from tasks.core.claims import TOTALS
 from tasks.core.devices import BUSY, CHECKPOINT, COMMUNICATION, HELD, INPUT_STALL, WORK, Hours, device_rows
-from tasks.core.layers import layer_rows, put, reduce_strata, sum_ops
+from tasks.core.layers import OpRows, layer_rows, put, reduce_strata, sum_ops
 from tasks.core.observe import DEVICE_KEY, HOLDER_KEY
 from tasks.core.unsampled import fill, scale, unsampled
 from tasks.errors import LawError
@@ -61,12 +61,12 @@ DETAIL = OPS.name
 """The partial that is as large as the day; `finish` needs only the rows that `detail_wanted` names."""
 
 
-def partial(shards: Sequence[tuple[Footer, pa.Table]]) -> dict[str, pa.Table]:
+def partial(shards: Sequence[tuple[Footer, OpRows]]) -> dict[str, pa.Table]:
     """Everything that one bucket says, as the tables of `schemas.partials`.
 
     Args:
         shards: footer and rows of each shard, all of one hour; every shard of a host in the hour is here. Text may be
-            dictionary-encoded. Where a host has one shard of op windows, OP_COLUMNS of it are enough.
+            dictionary-encoded. All are tables, but where a host has one shard of op windows: `OpRows` with OP_COLUMNS do.
 
     Raises:
         LawError: shards of several hours, or step time that does not add up; carries law, where, expected, found.
@@ -166,7 +166,7 @@ def finish(merged: Mapping[str, pa.Table], day: str) -> dict[str, pa.Table]:
     return {name: made[name] for name in (JOB_RUNS.name, DEVICE_HOURLY.name, LAYER_HOURLY.name, ATTACHMENTS.name)}
 
 
-def _together(shards: Sequence[tuple[Footer, pa.Table]], spec: Table, repeats: dict[str, list[int]]) -> pa.Table:
+def _together(shards: Sequence[tuple[Footer, OpRows]], spec: Table, repeats: dict[str, list[int]]) -> pa.Table:
     """Rows of one table of all shards, with the footer's node and period, each key once."""
     tables = [spec.empty().append_column("period_ns", pa.array([], pa.int64()))]
     if "node" not in spec.names:
@@ -187,9 +187,9 @@ def _together(shards: Sequence[tuple[Footer, pa.Table]], spec: Table, repeats: d
     return rows
 
 
-def _op_sums(shards: Sequence[tuple[Footer, pa.Table]], repeats: dict[str, list[int]]) -> list[pa.Table]:
+def _op_sums(shards: Sequence[tuple[Footer, OpRows]], repeats: dict[str, list[int]]) -> list[pa.Table]:
     """Sums of the op windows of each host; only a host with several shards can repeat a row."""
-    by_node: dict[str, list[pa.Table]] = defaultdict(list)
+    by_node: dict[str, list[OpRows]] = defaultdict(list)
     for footer, table in shards:
         if footer.table == OP_WINDOWS.name:
             by_node[footer.node].append(table)

@@ -403,6 +403,17 @@ def test_places_come_from_readings_then_footers_then_other_hours() -> None:
     assert {r["instance_id"] for r in own[DEVICE_HOURLY.name].to_pylist()} == {"i-own"}
 
 
+def test_a_host_that_changes_its_name_is_one_machine() -> None:
+    early = host(readings=readings(0, 100 * S, 10 * S, process_count=0, energy_mj=3))
+    later = host(readings=readings(100 * S, 150 * S, 10 * S, process_count=0), node="node-b")
+    made = day_of(early, later)[DEVICE_HOURLY.name].to_pylist()
+    assert [(r["node"], r["ns"], r["energy_mj"]) for r in made] == [("node-a", 150 * S, 30)]
+    whole = [host(readings=readings(0, HOUR_NS, 100 * S, process_count=0), node=n, period=100 * S) for n in ("a", "b")]
+    with pytest.raises(LawError, match="7,200,000,000,000 ns over several host names") as error:
+        day_of(*whole)
+    assert error.value.law == "time" and error.value.found == 2 * HOUR_NS
+
+
 def volume(name: str, **facts: Any) -> dict[str, Any]:
     made = {
         "source": "kernel",
