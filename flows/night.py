@@ -13,7 +13,7 @@ from typing import Any
 
 from tasks import night
 from tasks.errors import PipelineError
-from tasks.plan import DayPlan, plan, plan_one
+from tasks.plan import DayPlan, Plans, plan, plan_one
 from tasks.settings import Settings
 from tasks.steps import Call
 from tasks.summary import add_up, head_totals, quality_rows, run_facts
@@ -43,6 +43,7 @@ class Run:
     quarantined: dict[str, int] = field(default_factory=dict)
     findings: dict[str, dict[str, int]] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
+    stale: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     async def time(self, call: Call, stage: Callable[..., Any], *args: Any) -> Any:
@@ -55,7 +56,11 @@ class Run:
             row["computed"] = len(result.steps) - len(result.reused)
             self.failed |= result.failed
         if stage is plan:
-            row |= {"days": len(result), "what": "days due" if result else "no day is due: nothing is computed again"}
+            row |= {
+                "days": len(result.due),
+                "what": "days due" if result.due else "no day is due: nothing is computed again",
+            }
+            self.failed |= result.failed
         self.stages.append(row)
         return result
 
@@ -81,15 +86,17 @@ async def run_night(
     run.quarantined = await call(night.refuse_future, settings)
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
-        plans: list[DayPlan] = await run.time(call, plan, settings, last_day, first_day, recode)
-        moved = await run_days(settings, plans, call, run, rows)
+        plans: Plans = await run.time(call, plan, settings, last_day, first_day, recode)
+        moved = await run_days(settings, plans.due, call, run, rows)
         if not moved:
             break
     else:
         run.failed |= dict.fromkeys(moved, "another run moved its head three times; run it again")
     days = await run.time(call, night.shown_days, settings, first_day or last_day, last_day, sorted(rows))
     await tell(settings, call, run, days)
-    run.repaired, failed = await run.time(call, night.finish, settings, last_day, run.run_id, rows, run_facts(run))
+    run.repaired, run.stale, failed = await run.time(
+        call, night.finish, settings, last_day, run.run_id, rows, run_facts(run)
+    )
     run.failed |= failed
     return run
 

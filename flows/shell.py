@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from flows.night import Run
+from flows.params import Where
 from seedance.errors import SeedanceError
 from tasks.errors import PipelineError
 from tasks.io import show
 from tasks.summary import history
 
-P = TypeVar("P", bound=BaseModel)
+P = TypeVar("P", bound=Where)
 
 
 def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
@@ -33,6 +34,7 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
             print(f"{field}: {problem['msg']}, found {problem['input']!r}", file=sys.stderr)
         return 2
     try:
+        params.load()  # a wrong settings file is told before a server is started
         run: Run = asyncio.run(_run(flow, params))
     except (PipelineError, SeedanceError) as error:
         told = error.facts.get("run")
@@ -70,23 +72,25 @@ def tell(run: Run) -> None:
     out = show.console()
     for d in run.deliveries:
         words = f"bill {d['source']}: {d['name']}: {d['status']}"
-        out.print(
-            f"{words}, {d['rows']:,} rows" if d["status"] != "refused" else f"[bold red]{words}[/]", highlight=False
-        )
+        refused = d["status"] == "refused"
+        out.print(words if refused else f"{words}, {d['rows']:,} rows", style="bold red" if refused else None)
     if run.admitted:
-        out.print(f"telemetry: {run.admitted:,} new shards", highlight=False)
+        out.print(f"telemetry: {run.admitted:,} new shards")
     for day, count in run.quarantined.items():
-        out.print(f"[yellow]{day}: {count} shard(s) in quarantine[/]; see report_quality__runs", highlight=False)
+        out.print(f"{day}: {count} shard(s) in quarantine; see report_quality__runs and quarantine/", style="yellow")
     out.print(show.stage_table(run.stages))
     if run.totals:
         out.print(show.money_table(run.days, run.totals, run.billed))
     for day, found in run.findings.items():
-        out.print(
-            f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()), highlight=False
-        )
+        out.print(f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()))
     for line in history(run):
-        out.print(line, highlight=False)
+        out.print(line)
+    if run.stale:
+        told = f"{run.stale[0]} to {run.stale[-1]}" if len(run.stale) > 1 else run.stale[0]
+        out.print(
+            f"{len(run.stale)} day(s) whose bill has changed were not run again ({told}); backfill them", style="yellow"
+        )
     for path in run.repaired:
-        out.print(f"repaired {path}", highlight=False)
+        out.print(f"repaired {path}")
     for what, why in run.failed.items():
-        show.console(error=True).print(f"[bold red]failed[/] {what}: {why}", highlight=False, markup=True)
+        show.console(error=True).print(f"failed {what}: {why}", style="bold red")

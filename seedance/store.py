@@ -9,8 +9,10 @@ from __future__ import annotations
 import builtins
 import contextlib
 import hashlib
+import logging
 import os
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,10 +23,15 @@ from seedance.errors import Exists, StoreError
 Watch = Callable[[str, str, str], None]
 """Called with ("before" | "after", "create" | "put" | "replace", path); tests stop or kill a writer there."""
 
+Odd = Callable[[str, str], None]
+"""Called with path and reason for what stands in a folder and cannot be listed."""
+
 TEMPORARY = ".tmp-"
 CHECK_PATH = "lake.check"
 _CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
 _CONFLICT_TRIES = 5
+
+log = logging.getLogger(__name__)
 
 
 class Entry(NamedTuple):
@@ -51,7 +58,7 @@ class Store:
         local = url.removeprefix("file://") if "://" not in url or url.startswith("file://") else None
         self._disk: _Disk | _Remote
         if local is not None:
-            self.url = str(Path(local).expanduser().resolve())
+            self.url = _folder_of(local)
             self._disk = _Disk(self.url)
         else:
             self.url = url.rstrip("/")
@@ -81,11 +88,21 @@ class Store:
         self._notify("after", "create", path)
 
     def put(self, path: str, data: bytes) -> None:
-        """Make an object whose name is derived from its content; one of the same name is the same object, and fine."""
+        """Make an object whose name is derived from its content; one of the same name is the same object, and fine.
+
+        One of another size was cut or overwritten from outside: it is replaced, with a warning.
+        """
         self._notify("before", "put", path)
-        if self.stat(path) is None:
+        there = self.stat(path)
+        if there is None:
             with contextlib.suppress(Exists):
                 self._create(path, data)
+        elif there.bytes != len(data):
+            log.warning(
+                "%s: %s holds %d bytes; its name stands for %d: replaced", self.url, path, there.bytes, len(data)
+            )
+            with _Edge(self.url, path, "replace"):
+                self._disk.replace(_clean(path), data)
         self._notify("after", "put", path)
 
     def replace(self, path: str, data: bytes) -> str:
@@ -131,16 +148,18 @@ class Store:
         """True when there is an object of this name; a folder is none."""
         return self.stat(path) is not None
 
-    def list(self, prefix: str = "", *, digest: bool = False) -> builtins.list[Entry]:
+    def list(self, prefix: str = "", *, digest: bool = False, odd: Odd | None = None) -> builtins.list[Entry]:
         """Every object below a folder, at any depth, sorted by path; [] when nothing is there.
 
         Args:
             prefix: folder below the URL; "" lists everything. Files of writers that were killed never appear.
             digest: give tags that depend on the content alone. On local disk that reads every file (sha256); otherwise
                 the tag is made of size, modification time and inode. Object stores give theirs either way.
+            odd: told of what cannot be listed (a folder or file that may not be read, links in a circle), and the rest
+                is listed. Without it links in a circle are left out and anything else is a StoreError.
         """
         with _Edge(self.url, prefix, "list"):
-            return sorted(self._disk.entries(_clean(prefix, allow_empty=True), digest))
+            return sorted(self._disk.entries(_clean(prefix, allow_empty=True), digest, odd))
 
     def folders(self, prefix: str = "") -> builtins.list[str]:
         """Names of the folders directly below a folder, sorted; [] when there are none."""
@@ -151,8 +170,11 @@ class Store:
         """Hold the store to its promise by creating one fixed key twice; safe while others do the same.
 
         Raises:
-            StoreError: the second create was allowed, so two writers could both believe that they won.
+            StoreError: the second create was allowed, so two writers could both believe that they won; or the URL is
+                that of a file.
         """
+        if isinstance(self._disk, _Disk):
+            _check_folder(Path(self.url))
         mark = b"A second create of this object must be refused.\n"
         for _ in range(2):
             try:
@@ -202,9 +224,42 @@ class _Edge:
 
 def _clean(path: str, *, allow_empty: bool = False) -> str:
     parts = path.strip("/").split("/") if path.strip("/") else []
-    if (not parts and not allow_empty) or path.startswith("/") or any(p in ("", ".", "..") for p in parts):
-        raise StoreError(f"{path!r} is not a path below a store: expected relative names joined by '/'.", path=path)
+    wrong = path.startswith("/") or "\0" in path or any(p in ("", ".", "..") for p in parts)
+    if wrong or not (parts or allow_empty):
+        raise StoreError(
+            f"{path!r} is not a path below a store: expected relative names joined by '/', without NUL.", path=path
+        )
     return "/".join(parts)
+
+
+def _folder_of(local: str) -> str:
+    """A local path made absolute."""
+    try:
+        if "\0" in local:
+            raise ValueError("it holds a NUL character")
+        return str(Path(local).expanduser().resolve())
+    except (ValueError, RuntimeError, OSError) as error:  # links in a circle, an unknown ~user
+        raise StoreError(
+            f"{local!r} is not a folder's path: {error}. Name a folder on this machine, or an fsspec URL.",
+            url=local,
+            path="",
+        ) from error
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse a root that is a file, or lies below one: nothing could ever be written there."""
+    for place in (folder, *folder.parents):
+        if place.is_dir():
+            return
+        if place.exists():
+            raise StoreError(
+                f"{folder}: {place} is a file; expected a folder, or nothing there yet. Name another folder, or move the "
+                "file away.",
+                url=str(folder),
+                path="",
+                expected="a folder",
+                found="a file",
+            )
 
 
 class _Disk:
@@ -235,19 +290,35 @@ class _Disk:
         facts = file.stat()
         return _disk_entry(path, file, facts, digest) if file.is_file() else None
 
-    def entries(self, prefix: str, digest: bool) -> Iterator[Entry]:
-        folders = [prefix]
-        while folders:
-            folder = folders.pop()
-            for item in self._scan(folder):
+    def entries(self, prefix: str, digest: bool, odd: Odd | None) -> Iterator[Entry]:
+        # Each folder with the identities of those above it: a link to one of them would be listed without end.
+        todo: list[tuple[str, frozenset[tuple[int, int]]]] = [(prefix, _identity(Path(self._root, prefix)))]
+        while todo:
+            folder, above = todo.pop()
+            try:
+                items = self._scan(folder)
+            except OSError as error:
+                _tell(odd, folder, error)
+                continue
+            for item in items:
                 path = f"{folder}/{item.name}" if folder else item.name
-                if item.is_dir():
-                    folders.append(path)
-                elif not item.name.startswith(TEMPORARY):
-                    try:
-                        yield _disk_entry(path, Path(item.path), item.stat(), digest)
-                    except FileNotFoundError:
-                        continue  # deleted since the folder was read
+                try:
+                    facts = item.stat()
+                    if stat.S_ISREG(facts.st_mode):
+                        if not item.name.startswith(TEMPORARY):
+                            yield _disk_entry(path, Path(item.path), facts, digest)
+                        continue
+                except FileNotFoundError:
+                    continue  # deleted since the folder was read, or a link to nothing
+                except OSError as error:
+                    _tell(odd, path, error)
+                    continue
+                here = (facts.st_dev, facts.st_ino)
+                if stat.S_ISDIR(facts.st_mode) and here not in above:
+                    todo.append((path, above | {here}))
+                elif odd is not None:
+                    is_folder = stat.S_ISDIR(facts.st_mode)
+                    odd(path, "a link to a folder that it lies in" if is_folder else "neither a file nor a folder")
 
     def folders(self, prefix: str) -> Iterator[str]:
         return (item.name for item in self._scan(prefix) if item.is_dir())
@@ -272,6 +343,21 @@ class _Disk:
             temporary.unlink(missing_ok=True)
             raise
         return final, temporary
+
+
+def _identity(folder: Path) -> frozenset[tuple[int, int]]:
+    """Device and inode of a folder, as a set; empty when it is gone."""
+    try:
+        facts = folder.stat()
+    except OSError:
+        return frozenset()
+    return frozenset({(facts.st_dev, facts.st_ino)})
+
+
+def _tell(odd: Odd | None, path: str, error: OSError) -> None:
+    if odd is None:
+        raise error
+    odd(path, f"{type(error).__name__}: {error.strerror or error}")
 
 
 def _disk_entry(path: str, file: Path, facts: os.stat_result, digest: bool) -> Entry:
@@ -340,7 +426,7 @@ class _Remote:
         info = self._fs.info(self._at(path))
         return self._entry(path, info, digest) if info["type"] == "file" else None
 
-    def entries(self, prefix: str, digest: bool) -> Iterator[Entry]:
+    def entries(self, prefix: str, digest: bool, odd: Odd | None) -> Iterator[Entry]:
         try:
             found: dict[str, dict[str, Any]] = self._fs.find(self._at(prefix), detail=True)
         except FileNotFoundError:

@@ -1,19 +1,18 @@
-"""Bill deliveries into charges per usage day: accepted or refused whole, parsed once; and which snapshot is in force.
+"""Bill deliveries into charges per usage day: accepted or refused whole, parsed once; and which snapshots are in force.
 
-A delivery is copied into `raw/bills/<source>/<delivery>/`; its `delivery.json`, written last, is the acceptance. Until
-then it can be killed anywhere and run again. Knows no telemetry and no address.
+A delivery is copied into `raw/bills/<source>/<delivery>/`; its `delivery.json`, written last, is the acceptance. What stands
+at a source is listed after that. Until then it can be killed anywhere and run again. Knows no telemetry and no address.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,16 +21,20 @@ import pyarrow.compute as pc
 from schemas.billing import CHARGES
 from seedance.canonical import canonical
 from seedance.catalogue import gpu_instances
-from seedance.errors import Exists
-from tasks.core import focus, money, snapshots, ties
-from tasks.core.focus_values import EXACT, Place
+from seedance.errors import StoreError
+from tasks.core import snapshots, ties
+from tasks.core.snapshots import Listed
 from tasks.errors import DeliveryError
-from tasks.io.bills import Candidate, Source, read_tables, suffix
+from tasks.io import deliveries
+from tasks.io.bills import Candidate, Source, shown
+from tasks.io.deliveries import RAW, RECORD, Parsed
 from tasks.io.lake import Handle, Lake, Part, Step
 from tasks.settings import BillSource, Settings
 from tasks.step import run_step, stage_key
 
+LOG = logging.getLogger(__name__)
 STAGE = "bill"
+OVERLAP = "bill_overlap"
 RULES = Path(__file__).parent / "rules" / "ties.csv"
 MODULES = (
     "schemas.billing",
@@ -43,16 +46,14 @@ MODULES = (
     "tasks.core.ties",
     "tasks.core.units",
     "tasks.io.bills",
+    "tasks.io.deliveries",
 )
-RAW = "raw/bills"
-RECORD = "delivery.json"
-AGAIN = "again-"
-"""An export that wrote the bytes of an earlier execution once more: `again-<delivered_at>.json`."""
+LISTING_TRIES = 20
 
 
 @dataclass(frozen=True)
 class InForce:
-    """The delivery in force for one billing period of one source, and what parsing made of it."""
+    """A delivery in force for one billing period of one source, and what parsing made of it; a period can have several."""
 
     source: str
     period: str
@@ -60,12 +61,11 @@ class InForce:
     step: Step
 
 
-@dataclass(frozen=True)
-class _Parsed:
-    """Stored charges of a delivery, one row a charge, and the facts of each file."""
+class _Standing(NamedTuple):
+    """What counts of a source, and the newer file by (delivery, billing period) of what does not."""
 
-    charges: pa.Table
-    files: list[dict[str, Any]]
+    force: list[InForce]
+    superseded: dict[tuple[str, str], str]
 
 
 def ingest(lake: Lake, settings: Settings) -> list[dict[str, Any]]:
@@ -77,8 +77,9 @@ def ingest(lake: Lake, settings: Settings) -> list[dict[str, Any]]:
 
     Returns:
         One entry a delivery, and one a source that cannot be read: source, delivery (None when it was never read),
-        name, status (accepted, known or refused), reason (None unless refused), message, rows, periods, days. A refused
-        delivery never stops another one, and what was accepted before it stands.
+        name, status (accepted, known, superseded or refused), reason (None unless refused), message, rows, periods, days.
+        A refused delivery never stops another one, and what was accepted before it stands. A superseded one shares charges
+        with a newer one at the source, which its message names, and counts for no billing period.
     """
     return [entry for source in settings.bills for entry in _ingest_source(lake, source)]
 
@@ -134,23 +135,71 @@ def days_touched(lake: Lake, settings: Settings, *, bills: Sequence[InForce] | N
 
 
 def snapshots_in_force(lake: Lake, settings: Settings) -> list[InForce]:
-    """The delivery in force for each billing period of each source in the settings, sorted.
+    """The deliveries in force for each billing period of each source in the settings, sorted by source and period.
 
-    A delivery that this code has not parsed yet is parsed now, from its copy in the lake.
+    Of a period those count that stood at the source when it was last listed with any delivery of the period, without
+    older states of one another. A delivery that this code has not parsed yet is parsed now, from its copy in the lake.
+
+    Raises:
+        StoreError: an acceptance, a listing or a copy is damaged; carries path.
     """
-    names = [source.name for source in settings.bills]
-    records = {(r["source"], r["delivery"]): r for name in names for r in _records(lake, name)}
-    deliveries = [
-        snapshots.Delivery(r["source"], r["delivery"], r["delivered_at"], tuple(r["periods"])) for r in records.values()
+    names = sorted(source.name for source in settings.bills)
+    return [
+        one for name in names for one in _standing(lake, name, deliveries.newest_listing(lake.store, name)[1]).force
     ]
-    steps: dict[tuple[str, str], Step] = {}
-    out = []
-    for (source, period), delivery in snapshots.in_force(deliveries).items():
-        which = (source, delivery)
-        if which not in steps:
-            steps[which] = _parse_step(lake, records[which], None)
-        out.append(InForce(source, period, delivery, steps[which]))
-    return out
+
+
+def _standing(lake: Lake, source: str, listed: Sequence[Listed]) -> _Standing:
+    steps: dict[str, Step] = {}
+    force: list[InForce] = []
+    superseded: dict[tuple[str, str], str] = {}
+    for period, some in snapshots.contenders(listed).items():
+        for one in some:
+            if one.delivery not in steps:
+                steps[one.delivery] = _parse_step(lake, _record(lake, source, one.delivery), None)
+        by = _overlaps(lake, source, period, [InForce(source, period, d.delivery, steps[d.delivery]) for d in some])
+        names = {one.delivery: one.name for one in some}
+        superseded |= {(old, period): names[new] for old, new in by.items()}
+        force += [InForce(source, period, d, steps[d]) for d in sorted(names) if d not in by]
+    return _Standing(force, superseded)
+
+
+def _record(lake: Lake, source: str, delivery: str) -> dict[str, Any]:
+    record = deliveries.read_record(lake.store, source, delivery)
+    if record is None:
+        path = f"{RAW}/{source}/{delivery}/{RECORD}"
+        raise StoreError(
+            f"{lake.store.url}: no {path}, and the listing of source {source} names that delivery. Put the folder back, or "
+            "run ingestion again while the delivery is still at its source.",
+            url=lake.store.url,
+            path=path,
+        )
+    return record
+
+
+def _overlaps(lake: Lake, source: str, period: str, some: Sequence[InForce]) -> Mapping[str, str]:
+    """Deliveries of a period that share a charge with a newer one, and the newest such; `some` is newest first."""
+    if len(some) < 2:
+        return {}
+    prefix = _handle_name(period, "")
+    handles = {one.delivery: [h for name, h in one.step.handles.items() if name.startswith(prefix)] for one in some}
+    key = stage_key(
+        OVERLAP,
+        modules=("tasks.bill", "tasks.core.snapshots"),
+        schemas=[CHARGES],
+        settings={"source": source, "period": period, "newest_first": [one.delivery for one in some]},
+        inputs=[h.sha256 for found in handles.values() for h in found],
+    )
+
+    def compute() -> Step:
+        keys = []
+        for one in some:
+            tables = [lake.read(h, CHARGES, columns=["x_ChargeKey"]) for h in handles[one.delivery]]
+            keys.append(pc.unique(pa.concat_tables(tables)["x_ChargeKey"]))
+        newer = snapshots.superseded_by(keys)
+        return Step({}, {one.delivery: some[n].delivery for one, n in zip(some, newer, strict=True) if n is not None})
+
+    return run_step(lake, OVERLAP, key, compute)[0].facts
 
 
 def period_facts(lake: Lake, settings: Settings, standing: Collection[str]) -> list[dict[str, Any]]:
@@ -167,13 +216,13 @@ def period_facts(lake: Lake, settings: Settings, standing: Collection[str]) -> l
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in snapshots_in_force(lake, settings):
-        lost = _lost(one.step)
+        lost = snapshots.lost(one.step.facts)
         for row in one.step.facts["bridge"]:
             if row["period"] != one.period:
                 continue
             key = (row["cloud"], row["account"], row["period"], row["currency"])
-            facts = found.setdefault(key, {"raw_minus_stored": Decimal(0)} | dict.fromkeys(_BRIDGED, 0))
-            _add_bridge(facts, row, standing)
+            facts = found.setdefault(key, {"raw_minus_stored": Decimal(0)} | dict.fromkeys(snapshots.BRIDGED, 0))
+            snapshots.add_bridge(facts, row, standing)
             gone = lost.get(row["currency"])
             known = facts["raw_minus_stored"] is not None and gone is not None
             facts["raw_minus_stored"] = facts["raw_minus_stored"] + gone if known else None
@@ -181,100 +230,123 @@ def period_facts(lake: Lake, settings: Settings, standing: Collection[str]) -> l
     return [dict(zip(names, key, strict=True)) | found[key] for key in sorted(found)]
 
 
-_BRIDGED = (
-    "stored_billed", "stored_effective", "scheduled_billed", "scheduled_effective", "purchases", "used", "unused",
-)  # fmt: skip
-
-
-def _add_bridge(facts: dict[str, Any], row: Mapping[str, Any], standing: Collection[str]) -> None:
-    def both(name: str) -> tuple[int, int]:
-        billed, effective = row.get(name, ("0", "0"))
-        return money.units(billed), money.units(effective)
-
-    for name, amount in zip(("stored_billed", "stored_effective"), both("stored"), strict=True):
-        facts[name] += amount
-    facts["purchases"] += both("purchases")[0]
-    for name in ("used", "unused"):
-        billed, effective = both(name)
-        facts[name] += effective - billed
-    for day, (billed_text, effective_text) in row["days"].items():
-        if day not in standing:
-            facts["scheduled_billed"] += money.units(billed_text)
-            facts["scheduled_effective"] += money.units(effective_text)
-
-
-def _lost(step: Step) -> dict[str, Decimal | None]:
-    """Σ raw − Σ stored of BilledCost by currency; None where something was lost and the currency has several keys."""
-    rows = [row["currency"] for row in step.facts["bridge"]]
-    sums: dict[str, Decimal | None] = {}
-    for currency in set(rows):
-        gone = sum(
-            (
-                Decimal(f["currencies"].get(currency, _NOTHING)["BilledCost"]["raw_minus_stored"])
-                for f in step.facts["files"]
-            ),
-            Decimal(0),
-        )
-        sums[currency] = gone if not gone or rows.count(currency) == 1 else None
-    return sums
-
-
-_NOTHING = {"BilledCost": {"raw_minus_stored": "0"}}
-
-
 def _ingest_source(lake: Lake, source: BillSource) -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = []
     try:
-        place = Source(source.name, source.url)
-        candidates, problems = place.discover()
+        accepted: set[tuple[str, str]] = set()
+        for _ in range(LISTING_TRIES):
+            entries.clear()
+            number, former = deliveries.newest_listing(lake.store, source.name)
+            here, broken = _look(lake, Source(source.name, source.url), former, entries)
+            accepted |= {(e["delivery"], e["name"]) for e in entries if e["status"] == "accepted"}
+            now = snapshots.next_listing(former, here, broken)
+            if deliveries.record_listing(lake.store, source.name, number, former, now):
+                break
+        else:
+            raise StoreError(f"other runs listed it {LISTING_TRIES} times meanwhile. Run again.", url=lake.store.url)
+        standing = _standing(lake, source.name, now)
+        for entry in entries:
+            if entry["status"] == "known" and (entry["delivery"], entry["name"]) in accepted:
+                entry["status"] = "accepted"
+            _tell_superseded(entry, standing)
     except DeliveryError as error:
-        return [_entry(source.name, None, source.url, "refused", error=error)]
-    entries = [_entry(source.name, None, str(problem.facts["path"]), "refused", error=problem) for problem in problems]
-    for candidate in candidates:
-        try:
-            entries.append(_ingest_one(lake, place, candidate))
-        except DeliveryError as error:
-            entries.append(_entry(source.name, error.facts.get("delivery"), candidate.name, "refused", error=error))
+        entries.append(_entry(source.name, None, source.url, "refused", error=error))
+    except Exception as error:
+        LOG.exception("bill source %s", source.name)
+        entries.append(_entry(source.name, None, source.url, "refused", error=error))
     return entries
 
 
-def _ingest_one(lake: Lake, source: Source, candidate: Candidate) -> dict[str, Any]:
-    contents = {path: source.fetch(path) for path in candidate.files}
-    files = [_file(path, data) for path, data in contents.items()]
-    files.sort(key=lambda f: (f["name"], f["origin"]))
-    delivery = hashlib.sha256("\n".join(sorted(f["sha256"] for f in files)).encode()).hexdigest()[:16]
-    folder = f"{RAW}/{source.name}/{delivery}"
-    raw = lake.store.get(f"{folder}/{RECORD}")
-    if raw is not None:
-        record = json.loads(raw)
-        if candidate.stamped and candidate.delivered_at > record["delivered_at"]:
-            with suppress(Exists):  # the provider went back to an earlier state: it counts from now on
-                lake.store.create(f"{folder}/{AGAIN}{candidate.delivered_at}.json", raw)
-        return _entry(source.name, delivery, candidate.name, "known", step=_parse_step(lake, record, None))
+def _look(
+    lake: Lake, place: Source, former: Sequence[Listed], entries: list[dict[str, Any]]
+) -> tuple[list[Listed], set[str]]:
+    """Ingest what is complete at a source: what of it stands there accepted, and the groups where something is wrong."""
+    candidates, problems = place.discover()
+    entries += [_entry(place.name, None, str(problem.facts["path"]), "refused", error=problem) for problem in problems]
+    broken = {str(problem.facts["group"]) for problem in problems}
+    known = {one.files: one.delivery for one in former if one.files and all(tag for _, tag in one.files)}
+    here = []
+    for candidate in candidates:
+        files = tuple((shown(path), tag) for path, tag in candidate.files)
+        try:
+            record, step, status = _ingest_one(lake, place, candidate, known.get(files))
+            entries.append(_entry(place.name, record["delivery"], candidate.name, status, step=step))
+            here.append(
+                Listed(
+                    record["delivery"],
+                    candidate.name,
+                    candidate.group,
+                    candidate.delivered_at,
+                    candidate.main,
+                    tuple(record["periods"]),
+                    files=files,
+                )
+            )
+            continue
+        except DeliveryError as error:
+            refusal: Exception = error
+        except Exception as error:
+            LOG.exception("bill source %s, %s", place.name, candidate.name)
+            refusal = error
+        broken.add(candidate.group)
+        delivery = refusal.facts.get("delivery") if isinstance(refusal, DeliveryError) else None
+        entries.append(_entry(place.name, delivery, candidate.name, "refused", error=refusal))
+    return here, broken
+
+
+def _ingest_one(
+    lake: Lake, source: Source, candidate: Candidate, known: str | None
+) -> tuple[Mapping[str, Any], Step, str]:
+    """The record and step of a complete delivery, and whether it is new; not read again when its tags are `known`."""
+    record = None if known is None else deliveries.read_record(lake.store, source.name, known)
+    if record is not None:
+        return record, _parse_step(lake, record, None), "known"
+    contents = [(deliveries.file_facts(path, data), data) for path, data in _fetched(source, candidate)]
+    contents.sort(key=lambda content: (content[0]["name"], content[0]["origin"]))
+    files = [file for file, _ in contents]
+    delivery = deliveries.delivery_id(files)
+    record = deliveries.read_record(lake.store, source.name, delivery)
+    if record is not None:
+        return record, _parse_step(lake, record, None), "known"
     try:
-        parsed = _parse(source.name, candidate.period, [(f, contents[f["origin"]]) for f in files])
+        parsed = deliveries.parse(source.name, candidate.period, contents)
     except DeliveryError as error:
         error.facts["delivery"] = delivery
         raise
-    for file in files:
-        lake.store.put(f"{folder}/{file['name']}", contents[file["origin"]])
+    for file, data in contents:
+        lake.store.put(f"{RAW}/{source.name}/{delivery}/{file['name']}", data)
     record = {
         "source": source.name,
         "delivery": delivery,
         "delivered_at": candidate.delivered_at,
         "period": candidate.period,
-        "periods": _periods(parsed.charges),
+        "periods": deliveries.periods_of(parsed.charges),
         "files": files,
         "rows": len(parsed.charges),
     }
     step = _parse_step(lake, record, parsed)
-    with suppress(Exists):  # another run accepted the same bytes meanwhile
-        lake.store.create(f"{folder}/{RECORD}", canonical(record))
-    return _entry(source.name, delivery, candidate.name, "accepted", step=step)
+    deliveries.accept(lake.store, record)
+    return record, step, "accepted"
 
 
-def _file(path: str, data: bytes) -> dict[str, Any]:
-    digest = hashlib.sha256(data).hexdigest()
-    return {"name": digest[:16] + suffix(data), "origin": path, "bytes": len(data), "sha256": digest}
+def _fetched(source: Source, candidate: Candidate) -> Iterator[tuple[str, bytes]]:
+    for path, _ in candidate.files:
+        yield path, source.fetch(path)
+
+
+def _tell_superseded(entry: dict[str, Any], standing: _Standing) -> None:
+    """Say which newer file stands in the place of this one, for all of its billing periods or some."""
+    by = {period: name for (old, period), name in standing.superseded.items() if old == entry["delivery"]}
+    if entry["status"] == "refused" or not by:
+        return
+    if not any(one.delivery == entry["delivery"] for one in standing.force):
+        entry["status"] = "superseded"
+    names = " and ".join(sorted(set(by.values())))
+    entry["message"] = (
+        f"bill source {entry['source']}, {entry['name']}: it shares charges of {', '.join(p[:7] for p in sorted(by))} with "
+        f"{names}, which is newer and counts in its place. Keep files of one billing period that overlap apart: one source each, "
+        "or only the newest in the folder."
+    )
 
 
 def _entry(
@@ -284,41 +356,33 @@ def _entry(
     status: str,
     *,
     step: Step | None = None,
-    error: DeliveryError | None = None,
+    error: Exception | None = None,
 ) -> dict[str, Any]:
     facts = step.facts if step is not None else {}
     days = sorted({day for by_day in facts.get("days", {}).values() for day in by_day})
+    message = reason = None
+    if isinstance(error, DeliveryError):
+        message, reason = str(error), str(error.facts.get("reason", error))
+    elif error is not None:
+        reason = f"{type(error).__name__}: {error}"
+        message = (
+            f"bill source {source}, {name}: {reason}. The delivery is refused whole and the former one stands. The log has "
+            "the traceback."
+        )
     return {
         "source": source,
         "delivery": delivery,
-        "name": name,
+        "name": shown(name),
         "status": status,
-        "reason": None if error is None else str(error.facts.get("reason", error)),
-        "message": None if error is None else str(error),
+        "reason": None if reason is None else shown(reason),
+        "message": None if message is None else shown(message),
         "rows": facts.get("rows", 0),
         "periods": facts.get("periods", []),
         "days": days,
     }
 
 
-def _records(lake: Lake, source: str) -> list[dict[str, Any]]:
-    """Accepted deliveries of a source, each with the newest time at which it was delivered."""
-    paths = [e.path for e in lake.store.list(f"{RAW}/{source}")]
-    again: dict[str, str] = {}
-    for path in paths:
-        folder, _, file = path.rpartition("/")
-        if file.startswith(AGAIN):
-            again[folder] = max(again.get(folder, ""), file.removeprefix(AGAIN).removesuffix(".json"))
-    records = []
-    for path in paths:
-        folder, _, file = path.rpartition("/")
-        if file == RECORD:
-            record = json.loads(lake.store.read(path))
-            records.append({**record, "delivered_at": max(record["delivered_at"], again.get(folder, ""))})
-    return records
-
-
-def _parse_step(lake: Lake, record: Mapping[str, Any], parsed: _Parsed | None) -> Step:
+def _parse_step(lake: Lake, record: Mapping[str, Any], parsed: Parsed | None) -> Step:
     """The parse step of an accepted delivery; from its copy in the lake when it was not parsed just now."""
     rules = RULES.read_bytes()
     types = sorted({i.instance_type for i in gpu_instances()})
@@ -338,74 +402,19 @@ def _parse_step(lake: Lake, record: Mapping[str, Any], parsed: _Parsed | None) -
     def compute() -> Step:
         ready = parsed
         if ready is None:
-            folder = f"{RAW}/{record['source']}/{record['delivery']}"
-            contents = [(f, lake.store.read(f"{folder}/{f['name']}")) for f in record["files"]]
-            ready = _parse(record["source"], record["period"], contents)
+            copies = deliveries.read_copies(lake.store, record)
+            ready = deliveries.parse(record["source"], record["period"], copies)
         tied = ties.tie(ready.charges, ties.parse_rules(rules.decode(), where=f"tasks/rules/{RULES.name}"), types)
         return _store(lake, record["source"], ready, tied)
 
     return run_step(lake, STAGE, key, compute)[0]
 
 
-def _parse(source: str, period: str | None, contents: Sequence[tuple[Mapping[str, Any], bytes]]) -> _Parsed:
-    """Stored charges of all files of a delivery, with occurrence numbers over the whole of it."""
-    tables, facts = [], []
-    for file, data in contents:
-        batches = [focus.normalise(table, place) for place, table in read_tables(data, Place(source, file["origin"]))]
-        rows = pa.concat_tables([b.rows for b in batches])
-        _check_scope(rows, period, Place(source, file["origin"]))
-        tables.append(rows)
-        facts.append({"name": file["name"], "rows": len(rows), "currencies": _currencies(rows, batches)})
-    charges = pa.concat_tables(tables)
-    for column in focus.COSTS:
-        if snapshots.overflows(charges[column]):
-            place = Place(source, ", ".join(f["origin"] for f, _ in contents))
-            raise place.refuse(column, "sums of at most 38 digits", "larger amounts", "Check the export's unit.")
-    return _Parsed(charges.append_column("x_Occurrence", focus.occurrences(charges)), facts)
-
-
-def _check_scope(rows: pa.Table, period: str | None, place: Place) -> None:
-    """Rows of another billing period than their folder would displace that period's own delivery."""
-    if period is None:
-        return
-    found = pc.strftime(rows["BillingPeriodStart"].cast(pa.timestamp("s", "UTC")), format="%Y-%m")
-    other = pc.not_equal(found, period)
-    if pc.any(other).as_py():
-        row = int(pc.index(other, True).as_py())
-        raise place.refuse(
-            "BillingPeriodStart",
-            f"the billing period of the folder, {period}",
-            found[row].as_py(),
-            "Export each billing period into its own folder.",
-            row=row,
-        )
-
-
-def _currencies(rows: pa.Table, batches: Sequence[focus.Batch]) -> dict[str, Any]:
-    """Σ stored and Σ raw − Σ stored of a file, by currency and ledger, as decimal text."""
-    out: dict[str, Any] = {}
-    for currency in sorted(pc.unique(rows["BillingCurrency"]).to_pylist()):
-        some = rows.filter(pc.equal(rows["BillingCurrency"], currency))
-        out[currency] = {}
-        for column in focus.COSTS:
-            lost = Decimal(0)
-            for batch in batches:
-                lost = EXACT.add(lost, batch.lost.get((column, currency), Decimal(0)))
-            stored = snapshots.plain(snapshots.sum_money(some[column]))
-            out[currency][column] = {"stored": stored, "raw_minus_stored": snapshots.plain(lost)}
-    return out
-
-
-def _periods(charges: pa.Table) -> list[str]:
-    starts = pc.unique(charges["BillingPeriodStart"]).cast(pa.int64()).to_pylist()
-    return [snapshots.instant_text(ns) for ns in sorted(starts)]
-
-
 def _handle_name(period: str, day: str) -> str:
     return f"{CHARGES.name}/{period}/{day}"
 
 
-def _store(lake: Lake, source: str, parsed: _Parsed, tied: pa.Table) -> Step:
+def _store(lake: Lake, source: str, parsed: Parsed, tied: pa.Table) -> Step:
     """Objects per billing period and usage day, and the facts of the delivery."""
     charges = parsed.charges
     for name in tied.column_names:
@@ -430,7 +439,7 @@ def _store(lake: Lake, source: str, parsed: _Parsed, tied: pa.Table) -> Step:
     marks, machines = snapshots.watermarks(charges)
     facts = {
         "rows": len(charges),
-        "periods": _periods(charges),
+        "periods": deliveries.periods_of(charges),
         "currencies": sorted(pc.unique(charges["BillingCurrency"]).to_pylist()),
         "days": days,
         "watermarks": marks,

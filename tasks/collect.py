@@ -2,7 +2,8 @@
 
 `admit` copies a drop folder into `raw/`; `collect_day` checks the shards of one day there. A bucket (hour, and sha256
 of the node modulo the lake's bucket count) is one step, so a late shard has one bucket checked again, and the day's
-verdict is one step over all of them. Nothing is dropped: each object of the day is accepted, a duplicate, or
+verdict is one step over all of them; there the hosts of an hour are held against one another, by what each bucket says
+that its shards cover. Nothing is dropped: each object of the day is accepted, a duplicate, or
 quarantined with its reason and its share of the day. Rules are in `tasks.core.shards`; knows no bill, and a clock only
 to tell today.
 """
@@ -10,21 +11,21 @@ to tell today.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from datetime import UTC, date, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from schemas.telemetry import OP_WINDOWS, STEP_WINDOWS, TELEMETRY
 from seedance.canonical import canonical
-from seedance.errors import ShardError
+from seedance.errors import ShardError, StoreError
 from seedance.shard import ShardName, content_sha16, parse_name
 from seedance.store import Entry, Store
-from tasks.core.shards import Examined, bucket_of, compare_ops, examine, name_problem, settle
+from tasks.core.shards import HELD, Examined, bucket_of, clashes, compare_ops, examine, name_problem, settle, spans
 from tasks.errors import LawError, UsageError
 from tasks.io.engine import map_buckets
 from tasks.io.lake import Lake, ShardRef, Step
@@ -41,13 +42,15 @@ DAMAGED = ".damaged-"
 NAME = "<table>/date=YYYY-MM-DD/hour=HH/<producer>-<seq>-<sha16>.parquet"
 READS_AT_ONCE = 16
 
+Read = TypeVar("Read")
+
 
 def admit(lake: Lake, settings: Settings) -> list[str]:
     """Copy the shards of the drop folder into `raw/`; those that are there already are not read again.
 
-    A file whose name is not a shard's stays where it is. One whose bytes are not those that its name promises (cut,
-    changed, or still being uploaded) is copied under a name that says so, for the day's verdict to count it, and leaves
-    the shard's own name free for the whole one. Both get a record in `quarantine/`.
+    A file whose name is not a shard's, or that cannot be read or listed, stays where it is. One whose bytes are not those
+    that its name promises (cut, changed, or still being uploaded) is copied under a name that says so, for the day's
+    verdict to count it, and leaves the shard's own name free for the whole one. All get a record in `quarantine/`.
 
     Returns:
         Paths in the lake that are new, sorted; none when no drop folder is set.
@@ -59,9 +62,12 @@ def admit(lake: Lake, settings: Settings) -> list[str]:
     drop = _drop_folder(lake, settings)
     if drop is None:
         return []
-    entries = drop.list("")
+    odd: dict[str, str] = {}
+    entries = drop.list("", odd=odd.__setitem__)
     named, foreign = _sorted_out(entries)
     total = sum(entry.bytes for entry in entries)
+    for path, why in odd.items():
+        _quarantine_drop(lake, drop, Entry(path, 0, ""), _unlisted(f"{drop.url}/{_text(path)}", why), total)
     for entry in foreign:
         reason = f"not the name of a shard: expected {NAME}, found {_text(entry.path)}. Move it elsewhere."
         _quarantine_drop(lake, drop, entry, f"{drop.url}: {reason}", total)
@@ -73,8 +79,13 @@ def admit(lake: Lake, settings: Settings) -> list[str]:
     there = {ref.path for ref in lake.shards(days)} if days else set()
     fresh = [(name, entry) for name, entry in known_tables if f"raw/{name.path}" not in there]
     added = set()
-    for (name, entry), data in zip(fresh, _read(drop, [entry.path for _, entry in fresh]), strict=True):
+    for (name, entry), data in zip(fresh, _read(drop, [entry.path for _, entry in fresh], _or_error), strict=True):
         path = f"raw/{name.path}"
+        if isinstance(data, StoreError):
+            _quarantine_drop(
+                lake, drop, entry, f"{str(data).rstrip('.')}. Make it readable, or upload the shard again.", total
+            )
+            continue
         problem = name_problem(name, data)
         if problem is not None:
             _quarantine_drop(lake, drop, entry, problem, total)
@@ -108,7 +119,7 @@ def collect_day(lake: Lake, settings: Settings, day: str, *, last_day: date | No
     """
     when = _date(day)
     latest = min(last_day or datetime.now(UTC).date(), when)
-    refs, foreign = _listing(lake, day)
+    refs, foreign, odd = _listing(lake, day)
     buckets: dict[tuple[int, int], list[ShardRef]] = {}
     for ref in refs:
         buckets.setdefault((ref.name.hour, bucket_of(ref.name.producer, lake.buckets)), []).append(ref)
@@ -122,7 +133,7 @@ def collect_day(lake: Lake, settings: Settings, day: str, *, last_day: date | No
 
     def compute() -> Step:
         work = [_Bucket(lake, hour, number, tuple(buckets[hour, number]), latest) for hour, number in sorted(buckets)]
-        facts = _verdict(day, refs, foreign, _check_buckets(work, settings))
+        facts = _verdict(day, refs, foreign, odd, _check_buckets(work, settings))
         _quarantine_day(lake, facts["quarantined"])
         return Step({}, facts)
 
@@ -162,11 +173,11 @@ def _check_buckets(work: Sequence[_Bucket], settings: Settings) -> list[Mapping[
 
 
 def _check_bucket(bucket: _Bucket) -> Mapping[str, Any]:
-    """Facts of one bucket: `shards` [{path, rows, bytes, verdict, reason or same_as}] and `mismatches`."""
+    """Facts of one bucket: `shards` [{path, rows, bytes, verdict, reason or same_as or spans}] and `mismatches`."""
 
     def compute() -> Step:
         ordered = sorted(bucket.refs, key=lambda ref: (ref.name.producer, ref.path))
-        pairs = zip(ordered, _read(bucket.lake.store, [ref.path for ref in ordered]), strict=True)
+        pairs = zip(ordered, _read(bucket.lake.store, [ref.path for ref in ordered], Store.read), strict=True)
         shards, mismatches = [], []
         for _, node in groupby(pairs, key=lambda pair: pair[0].name.producer):  # memory is that of one node and hour
             examined = [examine(ref.path, ref.name, data, last_day=bucket.last_day) for ref, data in node]
@@ -198,6 +209,8 @@ def _judge(examined: Sequence[Examined]) -> tuple[list[dict[str, Any]], list[dic
                 facts |= {"verdict": "duplicate", "same_as": twins[shard.path]}
             else:
                 facts["verdict"] = "accepted"
+                if table in HELD:
+                    facts["spans"] = spans(shard)
             verdicts.append(facts)
     pair = (STEP_WINDOWS.name, OP_WINDOWS.name)
     if not broken.isdisjoint(pair) or not all(kept.get(table) for table in pair):
@@ -208,17 +221,22 @@ def _judge(examined: Sequence[Examined]) -> tuple[list[dict[str, Any]], list[dic
 
 
 def _verdict(
-    day: str, refs: Sequence[ShardRef], foreign: Sequence[Entry], parts: Sequence[Mapping[str, Any]]
+    day: str,
+    refs: Sequence[ShardRef],
+    foreign: Sequence[Entry],
+    odd: Mapping[str, str],
+    parts: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    shards = [shard for part in parts for shard in part["shards"]]
+    shards, clashing = _without_clashes([shard for part in parts for shard in part["shards"]])
     accepted = {shard["path"] for shard in shards if shard["verdict"] == "accepted"}
-    shards += [_foreign_facts(entry, accepted) for entry in foreign]
+    shards += [_foreign_facts(entry, odd, accepted) for entry in foreign]
     shards.sort(key=lambda s: str(s["path"]))
     rows = {"accepted": 0, "quarantined": 0, "duplicate": 0}
     for shard in shards:
         rows[shard["verdict"]] += shard["rows"] or 0
     rows_in, bytes_in = sum(rows.values()), sum(shard["bytes"] for shard in shards)
-    mismatches = sorted((m for part in parts for m in part["mismatches"]), key=lambda m: (m["hour"], m["node"]))
+    mismatches = [m for part in parts for m in part["mismatches"] if (m["hour"], m["node"]) not in clashing]
+    mismatches.sort(key=lambda m: (m["hour"], m["node"]))
     _assert_whole(day, [*refs, *foreign], shards)
     return {
         "accepted": [s["path"] for s in shards if s["verdict"] == "accepted"],
@@ -246,9 +264,26 @@ def _verdict(
     }
 
 
-def _foreign_facts(entry: Entry, accepted: Collection[str]) -> dict[str, Any]:
+def _without_clashes(
+    shards: Sequence[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], set[tuple[int, str]]]:
+    """The verdicts after hosts that report one device at one time were told apart; hour and host of those that lost."""
+    refused = clashes({s["path"]: s.get("spans", ()) for s in shards if s["verdict"] == "accepted"})
+    judged: list[Mapping[str, Any]] = []
+    for shard in shards:
+        reason = refused.get(shard.get("same_as", shard["path"]))
+        if reason is not None:
+            shard = {n: shard[n] for n in ("path", "rows", "bytes")} | {"verdict": "quarantined", "reason": reason}
+        judged.append(shard)
+    names = [parse_name(path) for path in refused]
+    return judged, {(name.hour, name.producer) for name in names}
+
+
+def _foreign_facts(entry: Entry, odd: Mapping[str, str], accepted: Collection[str]) -> dict[str, Any]:
     path = _text(entry.path)
     facts: dict[str, Any] = {"path": path, "rows": None, "bytes": entry.bytes, "verdict": "quarantined"}
+    if entry.path in odd:
+        return facts | {"reason": _unlisted(path, odd[entry.path])}
     promised, damaged, found = path.removesuffix(".parquet").rpartition(DAMAGED)
     whole = f"{promised}.parquet"
     if not damaged:
@@ -335,14 +370,16 @@ def _drop_folder(lake: Lake, settings: Settings) -> Store | None:
     return drop
 
 
-def _listing(lake: Lake, day: str) -> tuple[list[ShardRef], list[Entry]]:
-    """What `raw/` holds for one day: shards by name, and files whose names are not a shard's; each sorted by path."""
+def _listing(lake: Lake, day: str) -> tuple[list[ShardRef], list[Entry], dict[str, str]]:
+    """What `raw/` holds for one day: shards by name, what is none, each sorted by path; why some of the latter is none."""
+    odd: dict[str, str] = {}
     tables = [name for name in lake.store.folders("raw") if name not in NOT_SHARDS]
-    entries = [entry for table in tables for entry in lake.store.list(f"raw/{table}/date={day}")]
+    entries = [entry for table in tables for entry in lake.store.list(f"raw/{table}/date={day}", odd=odd.__setitem__)]
     named, foreign = _sorted_out(entries)
     wrong = [entry for name, entry in named if entry.path != f"raw/{name.path}"]
     refs = [ShardRef(name, entry.path, entry.bytes) for name, entry in named if entry.path == f"raw/{name.path}"]
-    return sorted(refs, key=lambda ref: ref.path), sorted([*foreign, *wrong])
+    unlisted = [Entry(path, 0, "") for path in odd]
+    return sorted(refs, key=lambda ref: ref.path), sorted([*foreign, *wrong, *unlisted]), odd
 
 
 def _sorted_out(entries: Sequence[Entry]) -> tuple[list[tuple[ShardName, Entry]], list[Entry]]:
@@ -360,14 +397,25 @@ def _sorted_out(entries: Sequence[Entry]) -> tuple[list[tuple[ShardName, Entry]]
     return named, foreign
 
 
-def _read(store: Store, paths: Sequence[str]) -> Iterator[bytes]:
+def _read(store: Store, paths: Sequence[str], read: Callable[[Store, str], Read]) -> Iterator[Read]:
     """The objects' bytes, in order; of a remote store a few are on their way at a time, and no more are held."""
     if store.is_local:
-        yield from map(store.read, paths)
+        yield from (read(store, path) for path in paths)
         return
     with ThreadPoolExecutor(READS_AT_ONCE) as pool:
         for start in range(0, len(paths), READS_AT_ONCE):
-            yield from pool.map(store.read, paths[start : start + READS_AT_ONCE])
+            yield from pool.map(partial(read, store), paths[start : start + READS_AT_ONCE])
+
+
+def _or_error(store: Store, path: str) -> bytes | StoreError:
+    try:
+        return store.read(path)
+    except StoreError as error:
+        return error
+
+
+def _unlisted(path: str, why: str) -> str:
+    return f"{path}: expected a file or folder that can be read, found none: {why}. Repair or remove it."
 
 
 def _inputs(items: Sequence[ShardRef | Entry]) -> list[str]:

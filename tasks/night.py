@@ -6,7 +6,9 @@ and the others go on; nothing of a failed day is committed.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,10 +18,13 @@ from typing import Any
 from schemas.billing import CHARGES
 from seedance.errors import SeedanceError
 from tasks import bill, collect, publish, reconcile, reduce
-from tasks.errors import PipelineError
+from tasks.core import money
+from tasks.errors import DeliveryError, LayoutError, PipelineError
 from tasks.io.lake import Commit, Lake, Moved, Step
 from tasks.plan import DayPlan
 from tasks.settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,14 +62,21 @@ def _each(stage: str, days: Sequence[str], work: Callable[[str], tuple[Step, boo
         start = time.monotonic_ns()
         try:
             outcome.steps[day], reused = work(day)
-        except (PipelineError, SeedanceError) as error:
-            outcome.failed[day] = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
+            outcome.failed[day] = _reason(stage, day, error)
             continue
         finally:
             outcome.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
         if reused:
             outcome.reused.append(day)
     return outcome
+
+
+def _reason(stage: str, day: str, error: Exception) -> str:
+    """What people are told; the trace of an error that is not one of ours goes to the log."""
+    if not isinstance(error, PipelineError | SeedanceError):
+        log.error("%s %s failed in a way that has no message of its own", stage, day, exc_info=error)
+    return f"{type(error).__name__}: {error}"
 
 
 def open_lake(settings: Settings) -> Lake:
@@ -134,34 +146,39 @@ def publish_days(
             done.commits[day] = publish.commit_day(lake, plan, collected.steps[day].facts, of_day, ledger, reports)
         except Moved:
             done.moved.append(day)
-        except (PipelineError, SeedanceError) as error:
-            done.failed[day] = f"{type(error).__name__}: {error}"
+        except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
+            done.failed[day] = _reason("publish", day, error)
         done.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
     return done
 
 
 def finish(
     settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]
-) -> tuple[list[str], dict[str, str]]:
-    """Repair `report/`, publish the bridge as of a day and the quality of each computed day; repaired paths, and what failed."""
+) -> tuple[list[str], list[str], dict[str, str]]:
+    """Repair `report/`, publish the bridge and the quality of each computed day; repaired paths, stale days, what failed."""
     lake = open_lake(settings)
     repaired = lake.repair()
+    stale: list[str] = []
     failed: dict[str, str] = {}
     try:
         if lake.committed_days():
-            publish.publish_bridge(lake, settings, as_of)
-    except (PipelineError, SeedanceError) as error:
-        failed["report_bridge__monthly"] = f"{type(error).__name__}: {error}"
+            stale = publish.publish_bridge(lake, settings, as_of)
+    except Exception as error:  # noqa: BLE001 - the days are published; the run is still recorded
+        failed["report_bridge__monthly"] = _reason("finish", as_of, error)
     for day, checks in rows.items():
         publish.publish_quality(lake, day, checks)
     publish.record_run(lake, run_id, facts)
-    return repaired, failed
+    return repaired, stale, failed
 
 
 def heads(settings: Settings, days: Sequence[str]) -> dict[str, Commit]:
-    """Head commits of the days that have one."""
-    lake = open_lake(settings)
-    return {day: head for day in days if (head := lake.head(day)) is not None}
+    """Head commits of the days that have one that can be read; a damaged one was told when its day was planned."""
+    lake, found = open_lake(settings), {}
+    for day in days:
+        with contextlib.suppress(LayoutError):
+            if (head := lake.head(day)) is not None:
+                found[day] = head
+    return found
 
 
 def shown_days(settings: Settings, first_day: str, last_day: str, computed: Sequence[str]) -> list[str]:
@@ -175,10 +192,14 @@ def billed_of(settings: Settings, days: Sequence[str]) -> dict[str, dict[str, De
     lake = open_lake(settings)
     totals: dict[str, dict[str, Decimal]] = {}
     columns = ["BillingCurrency", "x_DayBilledCost", "x_DayEffectiveCost"]
+    bills = bill.snapshots_in_force(lake, settings)
     for day in days:
-        handle, _ = bill.charges_of(lake, settings, day)
+        try:
+            handle, _ = bill.charges_of(lake, settings, day, bills=bills)
+        except DeliveryError:  # told when the day was planned
+            continue
         for row in lake.read(handle, CHARGES, columns).to_pylist():
             total = totals.setdefault(row["BillingCurrency"], {"BilledCost": Decimal(0), "EffectiveCost": Decimal(0)})
-            total["BilledCost"] += row["x_DayBilledCost"]
-            total["EffectiveCost"] += row["x_DayEffectiveCost"]
+            for name in total:
+                total[name] = money.total([total[name], row["x_Day" + name]])
     return totals

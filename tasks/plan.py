@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from schemas.billing import BILLING
@@ -19,6 +19,7 @@ from schemas.usage import USAGE
 from seedance.canonical import canonical
 from tasks import bill
 from tasks.core import estimate
+from tasks.errors import DeliveryError, LayoutError
 from tasks.io.lake import Commit, Handle, Lake, ShardRef
 from tasks.io.prices import list_prices
 from tasks.settings import Settings
@@ -43,7 +44,7 @@ MODULES = (
     "tasks.core.ties",
     "tasks.core.units",
 )
-READER = ("tasks.core.shards", "seedance.shard", "seedance.schema")
+READER = ("tasks.core.shards", "tasks.core.shard_rows", "seedance.shard", "seedance.schema")
 SCHEMAS = tuple({**TELEMETRY, **USAGE, **BILLING, **LEDGER, **REPORTS}.values())
 
 
@@ -81,8 +82,16 @@ class DayPlan:
         return self.parent + 1
 
 
-def plan(settings: Settings, last_day: str, first_day: str | None = None, recode: bool = False) -> list[DayPlan]:
-    """Days due, oldest first.
+@dataclass
+class Plans:
+    """Days that are due, oldest first, and the days that cannot be planned, with the reason."""
+
+    due: list[DayPlan] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def plan(settings: Settings, last_day: str, first_day: str | None = None, recode: bool = False) -> Plans:
+    """Days due, oldest first, and days whose bills contradict each other.
 
     Args:
         settings: where the lake is.
@@ -98,14 +107,19 @@ def plan(settings: Settings, last_day: str, first_day: str | None = None, recode
         if oldest <= day <= last_day:
             shards.setdefault(day, []).append(ref)
     bills = bill.snapshots_in_force(lake, settings)
-    days = sorted({*shards, *(d for d in bill.days_touched(lake, settings, bills=bills) if oldest <= d <= last_day)})
+    # Committed days too: a delivery that takes all charges of a day away touches it by its absence.
+    known = {*bill.days_touched(lake, settings, bills=bills), *lake.committed_days()}
+    days = sorted({*shards, *(d for d in known if oldest <= d <= last_day)})
     prices = lake.handle(BILLING["core_pricing__list"], None, [list_prices()]) if days else None
-    found = []
+    found = Plans()
     for day in days:
         assert prices is not None
-        planned = plan_day(lake, settings, day, shards.get(day, []), prices, bills)
-        if _is_due(planned, lake.head(day), recode):
-            found.append(planned)
+        try:
+            planned = plan_day(lake, settings, day, shards.get(day, []), prices, bills)
+            if _is_due(planned, lake.head(day), recode):
+                found.due.append(planned)
+        except (DeliveryError, LayoutError) as error:  # of this day alone: the others go on
+            found.failed[day] = f"{type(error).__name__}: {error}"
     return found
 
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as EnvError
 
@@ -61,6 +63,16 @@ class Settings(BaseSettings):
     default_region: str = Field(
         "us-east-1", description="Region whose list price estimates a machine that no bill has named yet.", min_length=1
     )
+
+    @field_validator("buckets", "look_back_days", "workers", mode="before")
+    @classmethod
+    def _whole(cls, value: object) -> object:
+        # Pydantic takes true for 1 and 1e3 for 1000: neither was meant as a count. The environment gives text.
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and re.fullmatch(r"\s*[+-]?[0-9]+\s*", value):
+            return value
+        raise PydanticCustomError("int_type", "Input should be a valid integer, in digits alone")
 
     @field_validator("bills")
     @classmethod
@@ -137,7 +149,7 @@ def _from_file(file: Path) -> dict[str, Any]:
             f"settings file {file} does not exist (looked in {Path.cwd()}). Pass the path of a TOML file.",
             where=str(file),
         ) from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, OSError) as error:  # not TOML, not UTF-8, a folder, a name with a NUL
         raise SettingsError(f"settings file {file} cannot be read as TOML: {error}.", where=str(file)) from error
     _refuse_unknown(values, str(file))
     folder = file.resolve().parent

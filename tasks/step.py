@@ -54,7 +54,7 @@ def data_key(stage: str, *, schemas: Iterable[Table], settings: Mapping[str, Any
 
 
 def run_step(lake: Lake, stage: str, key: str, compute: Callable[[], Step]) -> tuple[Step, bool]:
-    """What the key made, computed now only when it has not been.
+    """What the key made, computed now only when it has not been, or when an object that it made is gone.
 
     Args:
         lake: where steps are kept.

@@ -8,6 +8,7 @@ from decimal import Decimal
 from importlib import metadata
 from typing import Any
 
+from tasks.core import money
 from tasks.io.lake import Commit
 from tasks.night import Outcome, Published
 
@@ -21,7 +22,7 @@ def add_up(totals: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         total = sums.setdefault((row["x_Cloud"], row["BillingCurrency"], row["x_Category"]), dict.fromkeys(COLUMNS))
         for column in COLUMNS:
             if row[column] is not None:
-                total[column] = (total[column] or Decimal(0)) + Decimal(row[column])
+                total[column] = money.total([total[column], row[column]])
     names = ("x_Cloud", "BillingCurrency", "x_Category")
     return [dict(zip(names, key, strict=True)) | sums[key] for key in sorted(sums)]
 
@@ -161,11 +162,9 @@ def artifact_rows(run: Any) -> list[dict[str, Any]]:
         for t in run.totals
     ]
     for currency, wanted in sorted(run.billed.items()):
-        found = {
-            c: sum((t[c] or Decimal(0) for t in run.totals if t["BillingCurrency"] == currency), Decimal(0))
-            for c in COLUMNS
-        }
-        gap = {c: wanted[c] - found[c] for c in COLUMNS[:2]}
+        mine = [t for t in run.totals if t["BillingCurrency"] == currency]
+        found = {c: money.total(t[c] for t in mine) for c in COLUMNS}
+        gap = {c: money.difference(wanted[c], found[c]) for c in COLUMNS[:2]}
         rows += [
             {"cloud": "", "category": name, "currency": currency, **_amounts(values)}
             for name, values in (("billed", wanted), ("addressed", found), ("difference", gap))

@@ -6,12 +6,19 @@ import csv
 import gzip
 import io
 import json
+import os
 from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from schemas.billing import CHARGES
+from tasks import bill
+from tasks.io.lake import Lake
+from tasks.settings import BillSource, Settings
 
 ROW = {
     "BilledCost": "1.624",
@@ -66,6 +73,15 @@ def parquet_bytes(rows: Sequence[Mapping[str, Any]]) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def not_utf8(column: str) -> bytes:
+    """A Parquet file of three rows whose second value of one text column is no UTF-8."""
+    texts = pa.array([b"1", b"\xff\xfe", b"1"]).view(pa.string())
+    table = pa.Table.from_pylist([row(**{column: "1"})] * 3)
+    sink = pa.BufferOutputStream()
+    pq.write_table(table.set_column(table.column_names.index(column), column, texts), sink)
+    return bytes(sink.getvalue().to_pybytes())
+
+
 def text_table(rows: Sequence[Mapping[str, str]]) -> pa.Table:
     """Rows as a table of text, as a CSV reader gives them."""
     names = list(rows[0])
@@ -109,3 +125,36 @@ def export(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"executionId": execution or "e-1", "dataFiles": uris}))
     return path
+
+
+def settings(*urls: Path | str) -> Settings:
+    """Settings with sources s0, s1, …"""
+    return Settings(bills=tuple(BillSource(name=f"s{i}", url=str(url)) for i, url in enumerate(urls)))
+
+
+def write(path: Path, data: bytes, second: int = 0) -> Path:
+    """A file with a time of modification, in seconds after an arbitrary instant."""
+    path.write_bytes(data)
+    os.utime(path, (1_790_000_000 + second, 1_790_000_000 + second))
+    return path
+
+
+def stored(lake: Lake, plan: Settings) -> pa.Table:
+    """All charges in force, by usage day."""
+    tables = [lake.read(bill.charges_of(lake, plan, day)[0], CHARGES) for day in bill.days_touched(lake, plan)]
+    return pa.concat_tables([CHARGES.empty(), *tables])
+
+
+def billed(lake: Lake, plan: Settings) -> Decimal:
+    """Σ of BilledCost in force."""
+    return sum(stored(lake, plan)["x_DayBilledCost"].to_pylist(), Decimal(0))
+
+
+def objects(lake: Lake) -> dict[str, bytes]:
+    """Everything in a lake."""
+    return {e.path: lake.store.read(e.path) for e in lake.store.list()}
+
+
+def statuses(entries: list[dict[str, Any]]) -> list[str]:
+    """Statuses of what `ingest` returned."""
+    return [e["status"] for e in entries]

@@ -8,10 +8,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # timings are never asserted
+hypothesis.settings.load_profile("untimed")
 
 # Prefect reads these once, when it is first imported.
 os.environ.setdefault("DO_NOT_TRACK", "1")

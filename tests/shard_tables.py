@@ -147,10 +147,11 @@ def shard(
 
 
 def good_shards(node: str = NODE) -> dict[str, bytes]:
-    """One good shard of every table, by name."""
+    """One good shard of every table, by name; a host has a device and a rank of its own."""
     made = {}
     for name, rows in ROWS.items():
-        mine = [r | ({"node": node} if r.get("node") is not None else {}) for r in rows]
+        own = {"node": node} | ({"gpu_uuid": f"GPU-{node}", "device_uuid": f"GPU-{node}"} if node != NODE else {})
+        mine = [r | {n: v for n, v in own.items() if r.get(n) is not None} for r in rows]
         path, data = shard(TELEMETRY[name], mine, node=node)
         made[path] = data
     return made

@@ -35,6 +35,8 @@ OURS = ("x_ServiceCode", "x_UsageType")
 STORED: tuple[Column, ...] = tuple(c for c in CHARGES.columns if not c.name.startswith("x_") or c.name in OURS)
 JSON_COLUMNS = ("Tags", "SkuPriceDetails", "AllocatedMethodDetails", "AllocatedTags")
 COSTS = ("BilledCost", "EffectiveCost")
+AMOUNTS = (*COSTS, "ListCost", "ContractedCost")
+"""Costs of a charge that are summed somewhere."""
 MANDATORY = (
     "BilledCost",
     "BillingAccountId",

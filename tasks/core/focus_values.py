@@ -28,11 +28,14 @@ WHOLE_DIGITS = 26
 NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
 """Legal numbers: no thousands sign, no leading plus; an exponent is legal (billing.md 2.5)."""
 MOMENT = re.compile(
-    r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)? ?(?:Z|z|UTC|([+-])(\d{2}):?(\d{2}))?)?"
+    r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)? ?(?:Z|z|UTC|([+-])(\d{2}):?(\d{2}))?)?",
+    re.ASCII,
 )
 EXACT = Context(prec=1200)
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 INT64 = 1 << 63
+MOST_LEVELS = 64
+"""Levels of a JSON object in a bill: real ones have one or two, and every reader stops somewhere."""
 
 
 @dataclass(frozen=True)
@@ -70,18 +73,43 @@ class Place:
         )
 
 
-def one_array(values: pa.ChunkedArray | pa.Array) -> pa.Array:
-    """The column as a single array, dictionaries decoded."""
+def one_array(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -> pa.Array:
+    """The column as a single array, dictionaries decoded.
+
+    Raises:
+        DeliveryError: text that is not UTF-8; Parquet files hold whatever their writer put there.
+    """
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks() if values.num_chunks != 1 else values.chunk(0)
         if isinstance(values, pa.ChunkedArray):  # no chunks at all
             values = pa.array([], values.type)
-    return values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    array = values.dictionary_decode() if pa.types.is_dictionary(values.type) else values
+    try:
+        array.validate(full=True)
+    except pa.ArrowException as error:
+        raise _not_text(array, str(error), column, place) from error
+    return array
+
+
+def _not_text(array: pa.Array, problem: str, column: str, place: Place) -> DeliveryError:
+    row = next((i for i, value in enumerate(array) if not _decodes(value)), None)
+    found = "bytes that are not" if row is not None else problem[:200]
+    return place.refuse(column, "UTF-8 text", found, "Write the column as UTF-8 text.", row=row)
+
+
+def _decodes(value: pa.Scalar) -> bool:
+    try:
+        found = value.as_py()
+        if isinstance(found, bytes):
+            found.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def text_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -> pa.Array:
     """Text; empty text is null. Whole numbers, decimals and instants become their text; doubles are no identifiers."""
-    array = one_array(values)
+    array = one_array(values, column, place)
     if pa.types.is_nested(array.type):
         return json_column(array, column, place)
     if pa.types.is_floating(array.type) and array.null_count < len(array):
@@ -91,7 +119,7 @@ def text_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -
         try:
             array = array.cast(pa.string())
         except pa.ArrowException as error:
-            raise place.refuse(column, "text", str(array.type), "Write the column as UTF-8 text.") from error
+            raise _not_text(array, str(array.type), column, place) from error
     return pc.if_else(pc.equal(array, ""), pa.scalar(None, pa.string()), array)
 
 
@@ -118,7 +146,7 @@ def decimal_column(
     Raises:
         DeliveryError: a value is no number, is not finite, or needs more than 26 digits before the point.
     """
-    array = one_array(values)
+    array = one_array(values, column, place)
     if pa.types.is_nested(array.type) or pa.types.is_temporal(array.type) or pa.types.is_boolean(array.type):
         raise place.refuse(column, "a number", str(array.type), "Export the column as decimal or as text.")
     if pa.types.is_decimal(array.type) and _fits(array.type):
@@ -169,7 +197,7 @@ def instant_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place
     Raises:
         DeliveryError: a value is no instant, or lies outside 1677 to 2262.
     """
-    array = one_array(values)
+    array = one_array(values, column, place)
     kind = array.type
     if pa.types.is_null(kind):
         return pa.nulls(len(array), INSTANT)
@@ -246,12 +274,19 @@ class _Number(str):
     """The text of a JSON number, kept as written."""
 
 
-def canonical_json(value: Any) -> str:
-    """JSON text with sorted keys, no spaces, numbers as they were written."""
+def canonical_json(value: Any, levels: int = MOST_LEVELS) -> str:
+    """JSON text with sorted keys, no spaces, numbers as they were written.
+
+    Raises:
+        ValueError: more levels than that, or text that UTF-8 cannot hold.
+    """
+    if isinstance(value, dict | list | tuple) and not levels:
+        raise ValueError(f"more than {MOST_LEVELS} levels")
     if isinstance(value, dict):
-        return "{" + ",".join(f"{_quote(str(k))}:{canonical_json(value[k])}" for k in sorted(value, key=str)) + "}"
+        inner = (f"{_quote(str(k))}:{canonical_json(value[k], levels - 1)}" for k in sorted(value, key=str))
+        return "{" + ",".join(inner) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(canonical_json(v) for v in value) + "]"
+        return "[" + ",".join(canonical_json(v, levels - 1) for v in value) + "]"
     if isinstance(value, _Number):
         return str(value)
     if value is None or isinstance(value, bool | int):
@@ -260,6 +295,11 @@ def canonical_json(value: Any) -> str:
 
 
 def _quote(text: str) -> str:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"half a surrogate pair, {text[error.start]!a}") from error
     return json.dumps(text, ensure_ascii=False)
 
 
@@ -269,12 +309,18 @@ def json_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -
     Braces that an export leaves out are added. JSON null and empty text are null.
 
     Raises:
-        DeliveryError: a value is no JSON object.
+        DeliveryError: a value is no JSON object, has more than MOST_LEVELS levels, or half a surrogate pair.
     """
-    array = one_array(values)
+    array = one_array(values, column, place)
+
     if pa.types.is_nested(array.type):
-        values = [None if v is None else canonical_json(_plain(v, array.type)) for v in array.to_pylist()]
-        return pa.array(values, pa.string())
+        found = []
+        for row, value in enumerate(array.to_pylist()):
+            try:
+                found.append(None if value is None else canonical_json(_plain(value, array.type)))
+            except (ValueError, RecursionError) as error:
+                raise _unwritable(error, column, place, row) from error
+        return pa.array(found, pa.string())
     array = text_column(array, column, place)
 
     def convert(raw: str) -> str | None:
@@ -283,6 +329,8 @@ def json_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -
             body = "{" + body + "}"
         try:
             value = json.loads(body, parse_float=_Number, parse_int=_Number)
+        except RecursionError as error:
+            raise _unwritable(error, column, place, first_row(array, raw)) from error
         except ValueError:
             value = body
         if value is None:
@@ -290,9 +338,22 @@ def json_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -
         if not isinstance(value, dict):
             row = first_row(array, raw)
             raise place.refuse(column, "a JSON object", repr(raw[:80]), "Export it as JSON object or map.", row=row)
-        return canonical_json(value)
+        try:
+            return canonical_json(value)
+        except ValueError as error:
+            raise _unwritable(error, column, place, first_row(array, raw)) from error
 
     return map_distinct(array, convert, pa.string())
+
+
+def _unwritable(error: Exception, column: str, place: Place, row: int) -> DeliveryError:
+    return place.refuse(
+        column,
+        f"a JSON object of Unicode text in at most {MOST_LEVELS} levels",
+        error if isinstance(error, ValueError) else "many more levels",
+        "Correct the value, or leave the column out of the export.",
+        row=row,
+    )
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -7,6 +7,7 @@ value and restore the sign. Knows no tables, no clock, no disk. Source: billing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -60,13 +61,24 @@ def apportion(total: Ints, start: Ints, weight: Ints) -> Ints:
     whole, part = amount // safe, amount % safe
     share, remainder = multiply_divide(part[group], weight, safe[group])
     share = share + whole[group] * weight
-    short = amount - _group_sums(share, start)
-    order = np.lexsort((-remainder, group))
-    place = np.arange(len(weight)) - np.repeat(start[:-1], size)
-    lucky = np.zeros(len(weight), bool)
-    lucky[order] = place < short[group].astype(np.int64)
-    share = share + lucky
+    share = share + _largest(remainder, start, amount - _group_sums(share, start))
     return _signed(share, np.asarray(total < 0)[group])
+
+
+def _largest(remainder: Ints, start: Ints, short: Ints) -> npt.NDArray[np.bool_]:
+    """Where the `short` largest remainders of each group are, ties to the first row.
+
+    Groups of one size are sorted together as the rows of a matrix: many small sorts are several times faster than one large.
+    """
+    chosen = np.zeros(len(remainder), bool)
+    size = np.where(short > 0, np.diff(start), 0)
+    for width in np.unique(size[size > 0]):
+        groups = np.nonzero(size == width)[0]
+        rows = start[groups][:, None] + np.arange(width)
+        order = np.argsort(-remainder[rows], axis=1, kind="stable")
+        taken = np.arange(width) < short[groups][:, None].astype(np.int64)
+        chosen[np.take_along_axis(rows, order, axis=1)[taken]] = True
+    return chosen
 
 
 def telescope(total: Ints, upto: Ints, length: Ints) -> Ints:
@@ -190,6 +202,16 @@ def units(value: Decimal | int | str) -> int:
     shift = exponent + DIGITS
     magnitude = magnitude * 10**shift if shift >= 0 else half_even(magnitude, 10**-shift)
     return -magnitude if sign else magnitude
+
+
+def total(values: Iterable[Decimal | str | None]) -> Decimal:
+    """Exact sum of amounts, whatever their size; None adds nothing. Decimal's own `+` rounds beyond 28 digits."""
+    return decimal(sum(units(value) for value in values if value is not None))
+
+
+def difference(one: Decimal | str, other: Decimal | str) -> Decimal:
+    """Exact one - other."""
+    return decimal(units(one) - units(other))
 
 
 def decimal(amount: int) -> Decimal:

@@ -1,7 +1,8 @@
 """Turn the rows of one telemetry table of one node and hour into what is wrong with them, or nothing.
 
 A problem is told by its lowest row (instant, then key), so it depends on the set of rows and never on their order.
-Times are integer ns; nothing is rounded. No rule has a tolerance except one: op shares are not cut at the hour while
+Times are integer ns; nothing is rounded. Amounts that no host can have had are refused, so that no later sum leaves
+int64. No rule has a tolerance except one: op shares are not cut at the hour while
 wall time is (telemetry.md section 2), so the first window in which a rank ends a unit may hold more sampled active time
 than active time. Knows no file, no footer and no other hour.
 """
@@ -33,6 +34,24 @@ CLOCKS = {
 """The column that places a row in its hour."""
 WALL_PARTS = ("active_ns", "input_stall_ns", "checkpoint_ns", "held_idle_ns")
 RANK = ("job_id", "attempt", "rank", "device_uuid")
+MOST_NS = 25 * HOUR_NS
+"""Most time of one row and stream: a window of at most an hour, and a unit that ended in it and began a day before."""
+STREAMS = 128
+"""Kernels that one GPU runs side by side, at most (CUDA): raw busy time counts each."""
+COUNT = 2**53
+"""Most of anything counted by one row, and of any of these columns over one shard: a thousand shards still fit int64."""
+POWER_MW = 100_000_000
+"""100 kW: more than a whole rack takes through one device."""
+LIMITS = {
+    OP_WINDOWS.name: {"exclusive_ns": MOST_NS, "busy_ns": STREAMS * MOST_NS, "sampled_calls": COUNT},
+    STEP_WINDOWS.name: {"sampled_active_ns": MOST_NS}
+    | dict.fromkeys(("units", "samples", "tokens_in", "tokens_out", "requests"), COUNT),
+}
+"""Most that one row can hold, by table and column."""
+WIDE = {"calls", "flops", "hw_flops", "bytes_ideal", "uncounted_calls", "exclusive_us2"}
+"""Columns that are summed as decimals."""
+LEVELS = {"memory_used_bytes", "memory_total_bytes"}
+"""Columns that nothing sums: what there is, and not what was added."""
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -56,8 +75,8 @@ class Rows:
         self.groups = tuple(k for k in spec.key if k != self.clock)
 
     def ints(self, column: str) -> Ints:
-        """A column without nulls as int64, instants as ns since 1970."""
-        values: Ints = self.table.column(column).cast(pa.int64()).to_numpy()
+        """A column as int64, instants as ns since 1970, nulls as 0."""
+        values: Ints = pc.fill_null(self.table.column(column).cast(pa.int64()), 0).to_numpy()
         return values
 
     @cached_property
@@ -101,6 +120,7 @@ def row_problem(rows: Rows) -> str | None:
     if rows.spec.name == STEP_WINDOWS.name:
         checks += [_windows_in_hour, _windows_apart, _parts_in_hour, _parts_add_up, _units_sampled, _time_sampled]
         checks += [_wall_in_hour]
+    checks += [_possible, _powered, _sums_fit]
     return next((problem for check in checks if (problem := check(rows)) is not None), None)
 
 
@@ -111,6 +131,7 @@ def union_problem(rows: Rows) -> str | None:
         checks += [_readings_apart]
     if rows.spec.name == STEP_WINDOWS.name:
         checks += [_windows_apart, _wall_in_hour]
+    checks += [_sums_fit]
     return next((problem for check in checks if (problem := check(rows)) is not None), None)
 
 
@@ -265,14 +286,53 @@ def _time_sampled(rows: Rows) -> str | None:
     return _at_most(rows, "sampled_active_ns", most, "active_ns", "Sampled time is a part of the active time.")
 
 
-def _at_most(rows: Rows, column: str, most: Ints, limit: str, step: str, *, unit: str = "ns") -> str | None:
+def _possible(rows: Rows) -> str | None:
+    for column, most in LIMITS.get(rows.spec.name, {}).items():
+        limit = np.full(rows.table.num_rows, most)
+        step = "Write what was added in the window, and not a total or a clock."
+        problem = _at_most(rows, column, limit, "one can", step, unit=rows.spec[column].unit or "")
+        if problem is not None:
+            return problem
+    return None
+
+
+def _powered(rows: Rows) -> str | None:
+    if rows.spec.name != DEVICE_SAMPLES.name:
+        return None
+    # A reading after a gap holds the energy of the gap, and its covered time can be less: an hour is always allowed.
+    most = np.clip(rows.ints("covered_ns"), HOUR_NS, MOST_NS) // SECOND_NS * POWER_MW
+    limit = f"{POWER_MW // 1_000_000} kW over the covered time (an hour at least)"
+    step = "Write the energy since the former reading, null after a reset."
+    return _at_most(rows, "energy_mj", most, limit, step, unit="mJ", what="readings")
+
+
+def _sums_fit(rows: Rows) -> str | None:
+    tight = {*LIMITS.get(rows.spec.name, {}), "energy_mj"}
+    for column in rows.spec.columns:
+        if not column.summed or column.type != pa.int64() or column.name in WIDE | LEVELS:
+            continue
+        values = rows.ints(column.name)
+        found = (int((values >> 32).sum()) << 32) + int((values & 0xFFFF_FFFF).sum())
+        most = COUNT if column.name in tight else int(np.iinfo(np.int64).max)
+        if found > most:
+            return (
+                f"{rows.where}: {len(values):,} rows have too much {column.name} together: expected a sum of at most "
+                f"{most:,} {column.unit}, found {found:,} {column.unit}. Write what was added since the former row, and "
+                "not a total or a clock."
+            )
+    return None
+
+
+def _at_most(
+    rows: Rows, column: str, most: Ints, limit: str, step: str, *, unit: str = "ns", what: str = "windows"
+) -> str | None:
     values = rows.ints(column)
     bad = values > most
     if not bad.any():
         return None
     row, key = rows.first(bad)
     return (
-        f"{_share(rows, bad)} windows have more {column} than {limit}: expected at most {int(most[row]):,} {unit}, "
+        f"{_share(rows, bad)} {what} have more {column} than {limit}: expected at most {int(most[row]):,} {unit}, "
         f"found {int(values[row]):,} {unit} at {key}. {step}"
     )
 

@@ -1,28 +1,38 @@
 """Turn the bytes of telemetry shards into verdicts: accepted, a duplicate, or quarantined with a reason.
 
 `examine` looks at one shard alone, `settle` at the shards of one node, hour and table together, `compare_ops` at the
-step and op rows of one node and hour. A reason is the first thing that failed: what, where, expected and found with
-units, and what to do next. Rules about rows are in `tasks.core.shard_rows`. Knows no lake, no clock and no other day.
+step and op rows of one node and hour, `clashes` at what the hosts of an hour say about one device. A reason is the first
+thing that failed: what, where, expected and found with units, and what to do next. Rules about rows are in
+`tasks.core.shard_rows`. Knows no lake, no clock and no other day.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from schemas.telemetry import DEVICE_SAMPLES, STEP_WINDOWS, TELEMETRY
+from schemas.telemetry import DEVICE_SAMPLES, OP_WINDOWS, PROCESS_SAMPLES, STEP_WINDOWS, TELEMETRY
 from seedance.errors import SchemaError, ShardError
 from seedance.schema import Table
-from seedance.shard import Footer, ShardName, read_footer, read_shard
-from tasks.core.shard_rows import HOUR_NS, RANK, Rows, row_problem, union_problem
+from seedance.shard import Footer, ShardName, parse_name, read_footer, read_shard
+from tasks.core.shard_rows import HOUR_NS, RANK, Rows, iso, row_problem, union_problem
 
 STRATUM = (*RANK, "phase", "batch_size")
+DEVICE = ("gpu_uuid", "mig_uuid")
+HELD = {DEVICE_SAMPLES.name: DEVICE, STEP_WINDOWS.name: RANK}
+"""Tables that say what time of a device was whose, by what tells their owners apart."""
+FOLLOWS = {PROCESS_SAMPLES.name: DEVICE_SAMPLES.name, OP_WINDOWS.name: STEP_WINDOWS.name}
+"""Tables whose rows mean nothing without those of another of the same host and hour."""
+CAP_PERIODS = 3
+"""Periods that a reading covers at most (telemetry.md section 4)."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 """What reading damaged Parquet raises, as found by damaging it."""
 
@@ -38,6 +48,7 @@ class Examined:
         rows: rows that the Parquet file holds; None when its footer cannot be read.
         reason: why it is quarantined; None when nothing is wrong with it.
         table: the rows; None when it is quarantined.
+        period_ns: nominal sampling period that its footer names, ns; 0 when it is quarantined.
     """
 
     path: str
@@ -46,6 +57,7 @@ class Examined:
     rows: int | None
     reason: str | None
     table: pa.Table | None
+    period_ns: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,17 +93,19 @@ def examine(path: str, name: ShardName, data: bytes, *, last_day: date) -> Exami
     """
     reason = name_problem(name, data) or _calendar_problem(name, last_day)
     table: pa.Table | None = None
+    period_ns = 0
     if reason is None:
         spec = TELEMETRY[name.table]
         try:
             footer, table = read_shard(data, spec, where=_where(name))
+            period_ns = footer.period_ns
             reason = check_shard(footer, table, spec, name, last_day=last_day)
         except (ShardError, SchemaError, *UNREADABLE) as error:
             reason = _unreadable(data, spec, name, error)
     rows = _parquet_rows(data) if table is None else table.num_rows
     if reason is not None:  # text of a strange footer may not be encodable, and the record must be
-        reason, table = reason.encode(errors="replace").decode(), None
-    return Examined(path, name, len(data), rows, reason, table)
+        reason, table, period_ns = reason.encode(errors="replace").decode(), None, 0
+    return Examined(path, name, len(data), rows, reason, table, period_ns)
 
 
 def name_problem(name: ShardName, data: bytes) -> str | None:
@@ -142,8 +156,20 @@ def check_footer(footer: Footer, spec: Table, name: ShardName, *, last_day: date
                 f"{where}: expected {fact} {expected} as the name says, found {found} in the footer. Store the shard "
                 "under its own name."
             )
-    if spec.name == DEVICE_SAMPLES.name and footer.period_ns <= 0:
-        return f"{where}: expected a sampling period above 0 ns, found {footer.period_ns} ns. Write the nominal period."
+    # Reduce lets a reading cover three periods: a period that nobody samples at would cover any time, or leave int64.
+    is_sampled = spec.name in (DEVICE_SAMPLES.name, PROCESS_SAMPLES.name)
+    if footer.period_ns > HOUR_NS or footer.period_ns < (1 if is_sampled else 0):
+        least = "above 0 ns" if is_sampled else "of 0 ns or more"
+        return (
+            f"{where}: expected a sampling period {least} and of at most {HOUR_NS:,} ns, found {footer.period_ns:,} ns. "
+            "Write the nominal period."
+        )
+    for fact in ("clock_offset_ns", "first_ns", "last_ns"):
+        if not -(2**63) <= getattr(footer, fact) < 2**63:
+            return (
+                f"{where}: expected {fact} of 64 bits, found {getattr(footer, fact):,} ns in the footer. Write the shard "
+                "again."
+            )
     return None
 
 
@@ -184,6 +210,76 @@ def settle(shards: Iterable[Examined]) -> tuple[list[Examined], dict[str, str], 
         else:
             refused[shard.path] = reason
     return sorted(kept, key=lambda s: s.path), refused, twins
+
+
+def spans(shard: Examined) -> list[list[Any]]:
+    """When a shard of HELD has rows of each of its owners: their keys, then first and last ns from the hour's start.
+
+    A reading counts for the time that reduce lets it cover; one whose state is not "ok" is none.
+    """
+    if shard.table is None or shard.name.table not in HELD:
+        return []
+    rows = _rows(shard.table, TELEMETRY[shard.name.table], shard.name)
+    keys = HELD[shard.name.table]
+    at, table = rows.at - rows.start_ns, shard.table.select(list(keys))
+    if shard.name.table == DEVICE_SAMPLES.name:
+        covered = np.minimum(rows.ints("covered_ns"), CAP_PERIODS * shard.period_ns)
+        first, last = np.maximum(at - covered, 0), at
+    else:
+        first, last = at, at + rows.ints("window_ns")
+    table = table.append_column("first", pa.array(first)).append_column("last", pa.array(last))
+    if shard.name.table == DEVICE_SAMPLES.name:
+        table = table.filter(pc.equal(shard.table.column("state"), "ok"))
+    held = table.group_by(list(keys), use_threads=False).aggregate([("first", "min"), ("last", "max")])
+    found = [[row[n] for n in (*keys, "first_min", "last_max")] for row in held.to_pylist()]
+    return sorted(found, key=lambda span: [(value is None, 0 if value is None else value) for value in span])
+
+
+def clashes(shards: Mapping[str, Sequence[Sequence[Any]]]) -> dict[str, str]:
+    """Which of the shards that count, each good among those of its host, report time that another host reports too.
+
+    Of two hosts that say they had one device (or one rank on it) at one time, the first by name is believed; the other's
+    shard is refused. Two hosts in turn are one host that was renamed, and both count.
+
+    Args:
+        shards: `spans` by path of each shard that counts, of one day; empty for tables that are not in HELD.
+
+    Returns:
+        The reason by path of those refused.
+    """
+    taken: dict[tuple[Any, ...], list[tuple[int, int, str]]] = {}
+    refused: dict[str, str] = {}
+    whole: set[tuple[str, int, str]] = set()
+    names = {path: parse_name(path) for path in shards}
+    for path in sorted(shards, key=lambda path: (names[path].producer, path)):
+        name = names[path]
+        mine = [((name.table, name.hour, *keys), first, last) for *keys, first, last in shards[path]]
+        for key, first, last in mine:
+            for begin, end, host in taken.get(key, []):
+                if path not in refused and host != name.producer and first < end and begin < last:
+                    refused[path] = _clash(name, key[2:], host, max(first, begin), min(last, end))
+        if path not in refused:
+            whole.add((name.table, name.hour, name.producer))
+            for key, first, last in mine:
+                taken.setdefault(key, []).append((first, last, name.producer))
+    lost = {(n.table, n.hour, n.producer): refused[path] for path in sorted(refused) for n in [names[path]]}
+    for path, name in sorted(names.items()):
+        owner = (FOLLOWS.get(name.table, ""), name.hour, name.producer)
+        if owner in lost and owner not in whole:
+            refused[path] = (
+                f"{_where(name)}: goes with {owner[0]} of this host and hour, which is refused: {lost[owner]}"
+            )
+    return refused
+
+
+def _clash(name: ShardName, key: Sequence[Any], other: str, first: int, last: int) -> str:
+    start = _hour_ns(name)
+    words = ", ".join(f"{c} {'null' if v is None else v}" for c, v in zip(HELD[name.table], key, strict=True))
+    return (
+        f"{_where(name)}: conflict with host {other}: expected the time of a device from one host, found {words} reported "
+        f"by {other} and by {name.producer} from {iso(start + first)} to {iso(start + last)}; {other} counts. Look for two "
+        "agents under two host names, and stop one."
+    )
 
 
 def compare_ops(steps: Sequence[pa.Table], ops: Sequence[pa.Table]) -> OpTotals:
@@ -259,9 +355,12 @@ def _parquet_rows(data: bytes) -> int | None:
 
 
 def _rows(table: pa.Table, spec: Table, name: ShardName) -> Rows:
+    return Rows(table, spec, node=name.producer, start_ns=_hour_ns(name), where=_where(name))
+
+
+def _hour_ns(name: ShardName) -> int:
     midnight = datetime(name.day.year, name.day.month, name.day.day, tzinfo=UTC)
-    start_ns = int(midnight.timestamp()) * 1_000_000_000 + name.hour * HOUR_NS
-    return Rows(table, spec, node=name.producer, start_ns=start_ns, where=_where(name))
+    return int(midnight.timestamp()) * 1_000_000_000 + name.hour * HOUR_NS
 
 
 def _where(name: ShardName) -> str:

@@ -6,8 +6,8 @@ no disk, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -17,8 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seedance.schema import MONEY
 from tasks.core import money
-from tasks.core.units import DAY_NS, HOUR_NS
+from tasks.core.focus_values import map_distinct
+from tasks.core.units import DAY_NS, HOUR_NS, MOST_TIME_NS, time_unit_ns
 
 SPREAD_CLASSES = ("machine", "dependant")
 """Classes whose usage-based charges are spread over days even when they are longer than one."""
@@ -28,26 +30,92 @@ TOTALS = ("BillingPeriodStart", "BillingAccountId", "SubAccountId", "InvoiceId",
 
 
 @dataclass(frozen=True)
-class Delivery:
-    """One accepted delivery: when it was delivered (sortable text) and the billing periods it speaks for."""
+class Listed:
+    """One accepted delivery as it stands at its source.
 
-    source: str
-    delivery: str
-    delivered_at: str
-    periods: tuple[str, ...]
-
-
-def in_force(deliveries: Iterable[Delivery]) -> dict[tuple[str, str], str]:
-    """The delivery in force for each (source, billing period): the newest by (delivered_at, delivery).
-
-    Each delivery is a snapshot that replaces the one before for the periods it speaks for (billing.md R2).
+    Args:
+        delivery: id, which its bytes give.
+        name: manifest or file, for people.
+        group: file, or export and billing period: what a newer delivery of the same group replaces.
+        delivered_at: sortable UTC text.
+        main: the provider's own pointer names it as the newest of its group.
+        periods: billing periods it speaks for.
+        here: False for what was taken away and still stands for these periods.
+        files: path and tag of each file when it was listed; tag None where the storage gives none.
     """
-    newest: dict[tuple[str, str], tuple[str, str]] = {}
-    for one in deliveries:
+
+    delivery: str
+    name: str
+    group: str
+    delivered_at: str
+    main: bool
+    periods: tuple[str, ...]
+    here: bool = True
+    files: tuple[tuple[str, str | None], ...] = ()
+
+
+def next_listing(former: Sequence[Listed], here: Sequence[Listed], broken: Collection[str]) -> list[Listed]:
+    """What stands at a source now: what is there, what it could not replace, and what it says nothing about.
+
+    Args:
+        former: the listing before.
+        here: accepted deliveries that are at the source now.
+        broken: groups with a delivery that was refused or is incomplete; what they held before stands.
+
+    Returns:
+        Sorted. What was taken away stays for the billing periods that nothing else covers now: the periods of a listing
+        are those of the newest state of the source that has any delivery for them.
+    """
+    known = {(one.group, one.delivery) for one in here}
+    present = [*here, *(f for f in former if f.group in broken and (f.group, f.delivery) not in known)]
+    covered = {period for one in present for period in one.periods}
+    gone = []
+    for one in former:
+        rest = tuple(p for p in one.periods if p not in covered)
+        if rest:
+            gone.append(replace(one, periods=rest, here=False, files=()))
+    return sorted([*present, *gone], key=lambda one: (one.group, one.delivered_at, one.main, one.delivery, one.name))
+
+
+def contenders(listed: Iterable[Listed]) -> dict[str, list[Listed]]:
+    """Deliveries that may count for each billing period, newest first: of a group its newest, of equal bytes one.
+
+    Newest is the greatest by time, then the one the provider's pointer names, then id. Each delivery is a snapshot that
+    replaces the one before (billing.md R2).
+    """
+    best: dict[tuple[str, str], Listed] = {}
+    for one in listed:
         for period in one.periods:
-            key = (one.source, period)
-            newest[key] = max(newest.get(key, ("", "")), (one.delivered_at, one.delivery))
-    return {key: newest[key][1] for key in sorted(newest)}
+            key = (period, one.group)
+            best[key] = max(best.get(key, one), one, key=lambda d: (d.delivered_at, d.main, d.delivery))
+    found: dict[str, dict[str, Listed]] = {}
+    for (period, _), one in sorted(best.items()):
+        same = found.setdefault(period, {})
+        same[one.delivery] = max(same.get(one.delivery, one), one, key=lambda d: (d.delivered_at, d.name))
+    order = {p: sorted(same.values(), key=lambda d: (d.delivered_at, d.delivery)) for p, same in found.items()}
+    return {period: order[period][::-1] for period in sorted(order)}
+
+
+def superseded_by(keys: Sequence[pa.Array]) -> list[int | None]:
+    """For each delivery, newest first, which newer one shares a charge with it; None where none does.
+
+    Deliveries without a charge in common are parts of one bill (files of one export, one file per account). One that
+    shares a charge with a newer one is an older state of it.
+
+    Args:
+        keys: distinct charge keys of each delivery, text.
+    """
+    seen = pa.array([], pa.string())
+    owner = np.zeros(0, np.int64)
+    out: list[int | None] = []
+    for number, own in enumerate(keys):
+        at = pc.index_in(own, value_set=seen)
+        shared = np.asarray(at.drop_null()).astype(np.int64)
+        out.append(int(owner[shared].min()) if len(shared) else None)
+        fresh = own.filter(at.is_null())
+        seen = pa.concat_arrays([seen, fresh])
+        owner = np.append(owner, np.full(len(fresh), number))
+    return out
 
 
 def instant_text(ns: int) -> str:
@@ -224,6 +292,46 @@ def bridge(charges: pa.Table, parts: pa.Table) -> list[dict[str, Any]]:
     return [row | {"period": instant_text(int(row["period"]))} for row in rows]
 
 
+BRIDGED = (
+    "stored_billed", "stored_effective", "scheduled_billed", "scheduled_effective", "purchases", "used", "unused",
+)  # fmt: skip
+_NOTHING = {"BilledCost": {"raw_minus_stored": "0"}}
+
+
+def add_bridge(facts: dict[str, Any], row: Mapping[str, Any], standing: Collection[str]) -> None:
+    """Add one row of `bridge` to BRIDGED in whole units; parts on days that are not `standing` are scheduled."""
+
+    def both(name: str) -> tuple[int, int]:
+        billed, effective = row.get(name, ("0", "0"))
+        return money.units(billed), money.units(effective)
+
+    for name, amount in zip(("stored_billed", "stored_effective"), both("stored"), strict=True):
+        facts[name] += amount
+    facts["purchases"] += both("purchases")[0]
+    for name in ("used", "unused"):
+        billed, effective = both(name)
+        facts[name] += effective - billed
+    for day, (billed_text, effective_text) in row["days"].items():
+        if day not in standing:
+            facts["scheduled_billed"] += money.units(billed_text)
+            facts["scheduled_effective"] += money.units(effective_text)
+
+
+def lost(facts: Mapping[str, Any]) -> dict[str, Decimal | None]:
+    """Σ raw − Σ stored of BilledCost by currency; None where something was lost and the currency has several keys.
+
+    Args:
+        facts: of a delivery: rows of `bridge`, and what rounding took from each file.
+    """
+    rows = [row["currency"] for row in facts["bridge"]]
+    sums: dict[str, Decimal | None] = {}
+    for currency in set(rows):
+        rests = (f["currencies"].get(currency, _NOTHING)["BilledCost"]["raw_minus_stored"] for f in facts["files"])
+        gone = sum((Decimal(rest) for rest in rests), Decimal(0))
+        sums[currency] = gone if not gone or rows.count(currency) == 1 else None
+    return sums
+
+
 def _sums(
     table: pa.Table, key: Sequence[str], amounts: Sequence[str], *, count: bool = False
 ) -> Iterator[tuple[tuple[Any, ...], list[str]]]:
@@ -250,6 +358,55 @@ def sum_money(values: pa.ChunkedArray) -> Decimal:
         return money.decimal(sum(int(u) for u in units))
     high, low = units >> 32, units & ((1 << 32) - 1)
     return money.decimal((int(high.sum()) << 32) + int(low.sum()))
+
+
+TIMES = (("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit"))
+"""Where a row states time, first that is in a unit of time."""
+
+
+def too_long(rows: pa.Table, machines: pa.Array) -> tuple[str, int] | None:
+    """Column and row of the first time quantity of a machine beyond MOST_TIME_NS, or None.
+
+    Rows that name no machine may sum up a whole account: nothing is multiplied by their time.
+
+    Args:
+        rows: stored charges.
+        machines: machine that each row names, or null.
+    """
+    for amount, unit in TIMES:
+        limit = map_distinct(_array(rows[unit]), _most, MONEY)
+        wrong = pc.and_(pc.greater(pc.abs(_array(rows[amount])), limit), machines.is_valid())
+        if pc.any(wrong).as_py():
+            return amount, int(pc.index(wrong, pa.scalar(True)).as_py())
+    return None
+
+
+def _most(unit: str) -> Decimal | None:
+    per = time_unit_ns(unit)
+    return None if per is None else Decimal(MOST_TIME_NS // per)
+
+
+def too_long_together(rows: pa.Table, machines: pa.Array) -> tuple[str, str] | None:
+    """Machine and day of the first sum of time quantities beyond MOST_TIME_NS, or None.
+
+    Args:
+        rows: all stored charges of a delivery, none of them `too_long`.
+        machines: machine that each row names, or null.
+    """
+    hours = []
+    for amount, unit in TIMES:
+        per = map_distinct(_array(rows[unit]), lambda u: (time_unit_ns(u) or 0) / HOUR_NS or None, pa.float64())
+        hours.append(pc.multiply(pc.abs(_array(rows[amount])).cast(pa.float64()), per))  # a bound: doubles do
+    day = pc.strftime(rows["ChargePeriodStart"].cast(pa.timestamp("s", "UTC")), format="%Y-%m-%d")
+    table = pa.table({"machine": machines, "meter": rows["SkuMeter"], "day": day, "hours": pc.coalesce(*hours)})
+    sums = table.filter(machines.is_valid()).group_by(["machine", "meter", "day"]).aggregate([("hours", "sum")])
+    sums = sums.filter(pc.greater(sums["hours_sum"], MOST_TIME_NS // HOUR_NS))
+    found = sorted(zip(sums["machine"].to_pylist(), sums["day"].to_pylist(), strict=True))
+    return found[0] if found else None
+
+
+def _array(values: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], values.type)
 
 
 def overflows(values: pa.ChunkedArray) -> bool:

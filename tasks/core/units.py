@@ -15,6 +15,9 @@ MINUTE_NS = 60 * SECOND_NS
 HOUR_NS = 60 * MINUTE_NS
 DAY_NS = 24 * HOUR_NS
 
+MOST_TIME_NS = 40_000 * HOUR_NS
+"""Time that a bill may charge for one machine, in a row or in a day's rows of one meter: times 64 devices it fits int64."""
+
 TIME_UNITS: Mapping[str, int] = MappingProxyType(
     {
         **dict.fromkeys(("hours", "hour", "hrs", "hr", "h"), HOUR_NS),

@@ -27,9 +27,10 @@ from tasks.core.focus_values import Place
 from tasks.errors import DeliveryError
 
 EXPORT = re.compile(
-    r"(?P<export>(?:.*/)?)(?P<kind>data|metadata)/billing_period=(?P<period>\d{4}-\d{2})/(?P<rest>.+)", re.IGNORECASE
+    r"(?P<export>(?:.*/)?)(?P<kind>data|metadata)/billing_period=(?P<period>[0-9]{4}-[0-9]{2})/(?P<rest>.+)",
+    re.IGNORECASE,
 )
-EXECUTION = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})T?(\d{2})[:-]?(\d{2})[:-]?(\d{2})(?:\.(\d{1,6}))?\d*Z?-.+")
+EXECUTION = re.compile(r"(\d{4})-?(\d{2})-?(\d{2})T?(\d{2})[:-]?(\d{2})[:-]?(\d{2})(?:\.(\d{1,6}))?\d*Z?-.+", re.ASCII)
 """`<timestamp>-<executionId>`, with or without punctuation in the timestamp."""
 PLAIN_FILES = (".csv", ".csv.gz", ".parquet")
 GZIP, PARQUET = b"\x1f\x8b", b"PAR1"
@@ -45,17 +46,19 @@ class Candidate:
 
     Args:
         name: manifest or file below the source's URL, for people.
+        group: the file, or export and billing period: what a newer delivery of the same group replaces.
         delivered_at: sortable UTC text, from the layout's timestamp, else the time of modification.
-        stamped: True when delivered_at is the layout's own.
+        main: the billing period's own manifest names it, not only that of an execution; True for plain files.
         period: billing period of its folder, YYYY-MM; None for plain files, which speak for the periods of their rows.
-        files: paths in the file system.
+        files: paths in the file system, each with a tag that changes whenever the file does, or None.
     """
 
     name: str
+    group: str
     delivered_at: str
-    stamped: bool
+    main: bool
     period: str | None
-    files: tuple[str, ...]
+    files: tuple[tuple[str, str | None], ...]
 
 
 @dataclass
@@ -71,6 +74,7 @@ class Source:
     url: str
 
     def __post_init__(self) -> None:
+        self._tags: dict[str, str | None] = {}
         with self._storage(self.url):
             self._fs, self._root = fsspec.core.url_to_fs(self.url)
             self._fs.invalidate_cache()
@@ -82,20 +86,21 @@ class Source:
             DeliveryError: nothing is there, or the storage refused; carries source, path.
         """
         with self._storage(self.url):
-            found = sorted(self._fs.find(self._root)) if self._fs.exists(self._root) else []
+            found = self._fs.find(self._root, detail=True) if self._fs.exists(self._root) else {}
+            self._tags = {path: _tag(info or self._fs.info(path)) for path, info in found.items()}
         if not found:
             raise self._refuse(
                 self.url,
                 f"nothing is at {self.url}",
                 f"Correct bills.url of source {self.name} in the settings, or wait for the provider's first delivery.",
             )
-        files = {self._below(path): path for path in found}
+        files = {self._below(path): path for path in sorted(found)}
         exports = {rel: match for rel in files if (match := EXPORT.fullmatch(rel))}
         if exports:
             candidates, problems = self._exports(files, exports)
         else:
             candidates, problems = self._plain(files)
-        return sorted(candidates, key=lambda c: (c.delivered_at, c.name)), problems
+        return sorted(candidates, key=lambda c: (c.delivered_at, c.main, c.name)), problems
 
     def fetch(self, path: str) -> bytes:
         """All bytes of one file.
@@ -115,7 +120,9 @@ class Source:
                 f"no bill among {len(files)} file(s) at {self.url}; expected {', '.join(PLAIN_FILES)}",
                 f"Correct bills.url of source {self.name} in the settings.",
             )
-        return [Candidate(n, self._modified(files[n]), False, None, (files[n],)) for n in names], []
+        return [
+            Candidate(shown(n), shown(n), self._modified(files[n]), True, None, self._tagged([files[n]])) for n in names
+        ], []
 
     def _exports(
         self, files: Mapping[str, str], exports: Mapping[str, re.Match[str]]
@@ -134,6 +141,8 @@ class Source:
         problems: list[DeliveryError] = []
         for place in sorted({*data, *manifests}):
             parts, named = data.get(place, {}), set[str]()
+            group = shown(f"{place[0]}BILLING_PERIOD={place[1]}")
+            first = len(problems)
             for rel in manifests.get(place, []):
                 try:
                     rests = self._manifest(rel, files[rel], parts)
@@ -142,11 +151,13 @@ class Source:
                     continue
                 named.update(rests)
                 paths = tuple(parts[r] for r in rests)
-                if paths not in candidates:
-                    at = _execution_time(rests)
-                    modified = at or self._modified(files[rel])
-                    candidates[paths] = Candidate(rel, modified, at is not None, place[1], paths)
+                main = "/" not in exports[rel]["rest"]
+                if main or paths not in candidates:
+                    at = _execution_time(rests) or self._modified(files[rel])
+                    candidates[paths] = Candidate(shown(rel), group, at, main, place[1], self._tagged(paths))
             problems += self._unannounced(place, parts, named, bool(manifests.get(place)))
+            for problem in problems[first:]:
+                problem.facts["group"] = group
         return list(candidates.values()), problems
 
     def _manifest(self, rel: str, path: str, parts: Mapping[str, str]) -> list[str]:
@@ -156,7 +167,7 @@ class Source:
             uris = body["dataFiles"]
             if not isinstance(uris, list) or not all(isinstance(u, str) for u in uris):
                 raise TypeError("dataFiles is no list of URIs")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise self._refuse(
                 rel,
                 f"not a manifest of AWS Data Exports: {error!r}; expected JSON with dataFiles",
@@ -189,6 +200,9 @@ class Source:
                     "The export writes the manifest last: wait for it. The source's URL must hold metadata/ as well.",
                 )
 
+    def _tagged(self, paths: Sequence[str]) -> tuple[tuple[str, str | None], ...]:
+        return tuple((path, self._tags[path]) for path in paths)
+
     def _below(self, path: str) -> str:
         return path[len(self._root) :].lstrip("/") if path != self._root else path.rsplit("/", 1)[-1]
 
@@ -218,6 +232,27 @@ class Source:
                 f"cannot be read: {type(error).__name__}: {error}",
                 f"Check bills.url of source {self.name} in the settings, and the right to list and read it.",
             ) from error
+
+
+def shown(text: str) -> str:
+    """The text with what UTF-8 cannot hold escaped: file names need not be UTF-8 (`\\xff`)."""
+    if not text.isascii():
+        text = text.encode("utf-8", "backslashreplace").decode()
+        text = re.sub(r"\\udc([89a-f][0-9a-f])", r"\\x\1", text)
+    return text
+
+
+def _tag(info: Mapping[str, Any]) -> str | None:
+    """Text that changes whenever a file does: size and the store's tag, or size, times and inode on local disk.
+
+    None where the storage gives none that could be trusted (times in seconds, links whose own time is told).
+    """
+    etag = info.get("ETag") or info.get("etag") or info.get("md5Hash")
+    if etag:
+        return f"{info['size']}-{str(etag).strip(chr(34))}"
+    if {"mtime", "created", "ino"} <= set(info) and not info.get("islink"):
+        return "-".join(str(info[n]) for n in ("size", "mtime", "created", "ino"))
+    return None
 
 
 def _hidden(name: str) -> bool:

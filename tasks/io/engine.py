@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from tasks.errors import SettingsError
@@ -70,12 +71,12 @@ def map_buckets(fn: Callable[[Item], Result], items: Sequence[Item], *, schedule
 
 
 def _on_threads(fn: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
-    from dask.base import compute
-    from dask.delayed import delayed
+    # The bare scheduler: Dask's collections would load its whole distributed part, half a second a process.
+    from dask.threaded import get
 
-    # traverse=False: an item is a value, not a graph to be searched for tasks.
-    tasks = [delayed(fn, pure=False, traverse=False)(item) for item in items]
-    return list(compute(*tasks, scheduler="threads", num_workers=workers, traverse=False))  # type: ignore[no-untyped-call]
+    # A task without arguments: Dask would search arguments for the names of other tasks.
+    tasks = {f"item-{number}": (partial(fn, item),) for number, item in enumerate(items)}
+    return list(get(tasks, list(tasks), num_workers=workers))
 
 
 def _on_cluster(client: object, fn: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:

@@ -1,18 +1,30 @@
 """What stages hand to one another: small values that name immutable objects, with one canonical text each.
 
-Knows no storage: `tasks/io/lake.py` makes and follows them.
+Also how the lake's own texts are read back (layout, step, commit, record of a day) when they may have been cut or edited
+from outside. Knows no storage: `tasks/io/lake.py` makes and follows them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import date
 from typing import Any
 
 from seedance.canonical import canonical
 from seedance.shard import ShardName
+from seedance.store import Entry
+from tasks.errors import LayoutError
+
+LAYOUT = 1
+MOST_BUCKETS = 4096
+BROKEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError)
+"""What reading a text of ours raises when it is cut, edited, or of another shape."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -139,3 +151,133 @@ def _brief(handle: Handle | None) -> str:
 
 def _text(facts: Mapping[str, Any], name: str) -> str:
     return canonical(facts[name]).decode() if name in facts else "nothing"
+
+
+def bucket_count(raw: bytes, url: str) -> int:
+    """Buckets of the lake whose lake.json this is.
+
+    Raises:
+        LayoutError: another layout, or not ours; carries url, expected, found.
+    """
+    try:
+        facts = json.loads(raw)
+        layout, buckets = facts["layout"], facts["buckets"]
+    except BROKEN as error:
+        raise LayoutError(
+            f"{url}/lake.json is not ours: {raw[:80]!r}. Expected layout and buckets. {_restore(url)}",
+            url=url,
+            expected=LAYOUT,
+            found=None,
+        ) from error
+    if type(layout) is int and layout > LAYOUT:
+        raise LayoutError(
+            f"{url}: the lake has layout {layout}, and this code writes {LAYOUT}. Use the newer code that made it.",
+            url=url,
+            expected=LAYOUT,
+            found=layout,
+        )
+    if type(layout) is not int or layout != LAYOUT:
+        raise _no_layout(url, "layout", LAYOUT, layout)
+    if type(buckets) is not int or not 1 <= buckets <= MOST_BUCKETS:
+        raise _no_layout(url, "buckets", f"a whole number from 1 to {MOST_BUCKETS}", buckets)
+    return buckets
+
+
+def layout_gone(url: str, made: Iterable[str]) -> LayoutError:
+    """The error of a lake that has days or steps and no lake.json."""
+    return LayoutError(
+        f"{url}: expected lake.json, found none beside {' and '.join(f'{name}/' for name in made)}: it was deleted. "
+        f"{_restore(url)}",
+        url=url,
+        expected="lake.json",
+        found=None,
+    )
+
+
+def read_commit(raw: bytes, day: str, n: int, url: str) -> Commit:
+    """A commit from its text.
+
+    Raises:
+        LayoutError: the text is cut or edited; carries url, path, expected, found.
+    """
+    path = f"days/{day}/{n}.json"
+    try:
+        commit = Commit(day, n, json.loads(raw))
+        _ = commit.key, commit.handles  # both are read from the text
+    except BROKEN as error:
+        raise LayoutError(
+            f"{url}/{path}: expected a commit as JSON with its key and handles, found {len(raw):,} bytes that are none "
+            f"({error}). Restore the file from a copy, or delete it and run the day again: it is then committed again.",
+            url=url,
+            path=path,
+            expected="a commit",
+            found=f"{len(raw)} bytes",
+        ) from error
+    return commit
+
+
+def read_step(raw: bytes, path: str) -> Step | None:
+    """A step from its text; None, with a warning, when the text is cut or edited: steps can be made again."""
+    try:
+        step = Step.from_json(raw)
+        for handle in step.handles.values():
+            handle.to_json()
+        if isinstance(step.facts, dict):
+            return step
+    except BROKEN:
+        pass
+    log.warning("%s is not a step (%d bytes, cut or edited): it is made again", path, len(raw))
+    return None
+
+
+def read_record(raw: bytes | None, path: str) -> dict[str, Any]:
+    """What `report/_days` says about a day; empty, with a warning, when it cannot be read: it is written again."""
+    if raw is None:
+        return {}
+    try:
+        record = json.loads(raw)
+        if isinstance(record, dict) and all(isinstance(record.get(n, {}), dict) for n in ("etags", "parts")):
+            return record
+    except BROKEN:
+        pass
+    log.warning("%s is not a record of a day (%d bytes, cut or edited): it is written again", path, len(raw))
+    return {}
+
+
+def commit_numbers(entries: Iterable[Entry]) -> dict[str, list[int]]:
+    """Commit numbers by day, from a listing below `days/`; any other file there is left alone, with a warning."""
+    days: dict[str, list[int]] = {}
+    for entry in entries:
+        _, _, rest = entry.path.partition("/")
+        day, _, file = rest.partition("/")
+        stem = file.removesuffix(".json")
+        if is_day(day) and file.endswith(".json") and stem.isascii() and stem.isdigit() and stem[0] != "0":
+            days.setdefault(day, []).append(int(stem))
+        else:
+            log.warning("%s is not the name of a commit (days/YYYY-MM-DD/<n>.json) and is ignored", entry.path)
+    return days
+
+
+def is_day(day: str) -> bool:
+    """True for a date of the calendar, YYYY-MM-DD."""
+    try:
+        return date.fromisoformat(day).isoformat() == day
+    except ValueError:
+        return False
+
+
+def _no_layout(url: str, name: str, expected: Any, found: Any) -> LayoutError:
+    return LayoutError(
+        f"{url}/lake.json: expected {name} {expected}, found {found!r}. {_restore(url)}",
+        url=url,
+        expected=expected,
+        found=found,
+    )
+
+
+def _restore(url: str) -> str:
+    text = canonical({"buckets": 8, "layout": LAYOUT}).decode()
+    return (
+        f"Restore it from a copy, or write {text} into {url}/lake.json with the bucket count that the lake was made with "
+        "(setting buckets of the first run, 8 unless it was set); another count makes every stage run again."
+    )

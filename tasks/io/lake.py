@@ -27,15 +27,35 @@ from seedance.shard import ShardName, content_sha16, parse_name
 from seedance.store import Entry, Store, Watch
 from tasks.errors import DeterminismError, LayoutError, PipelineError
 from tasks.io import parquet
-from tasks.io.handles import Commit, Handle, Part, ShardRef, Step, step_difference
+from tasks.io.handles import (
+    LAYOUT,
+    Commit,
+    Handle,
+    Part,
+    ShardRef,
+    Step,
+    bucket_count,
+    commit_numbers,
+    is_day,
+    layout_gone,
+    read_commit,
+    read_record,
+    read_step,
+    step_difference,
+)
 
 __all__ = ["Commit", "Handle", "Lake", "Moved", "Part", "ShardRef", "Step"]
 
-LAYOUT = 1
 REPORT_PREFIX = "report_"
 NOT_SHARDS = ("bills", "prices")
 FEW_DAYS = 7
 COPIES_AT_ONCE = 8
+MADE_ANEW = (
+    "The stage that made it makes it anew when the day is run again; a day that is committed already is due once the "
+    "commit that names it, days/<day>/<n>.json, is deleted."
+)
+FEW_PARTS = 64
+"""Parts of one step that are looked up one by one when it is reused; more are found in one listing a table."""
 
 log = logging.getLogger(__name__)
 
@@ -62,16 +82,22 @@ class Lake:
 
         Raises:
             StoreError: the store cannot refuse a second create, or cannot be written.
-            LayoutError: the lake was written by newer code, or lake.json is not ours; carries url, expected, found.
+            LayoutError: the lake was written by newer code, or lake.json is not ours or was deleted; carries url,
+                expected, found.
         """
         store = Store(url, watch=watch)
         store.check()
         raw = store.get("lake.json")
         if raw is None:
+            made = [name for name in store.folders("") if name in ("days", "steps")]
+            raw = store.get("lake.json")  # another run can have made it, and steps, since the first look
+            if made and raw is None:
+                raise layout_gone(store.url, made)
+        if raw is None:
             with contextlib.suppress(Exists):  # another run made it in between, perhaps with another bucket count
                 store.create("lake.json", canonical({"layout": LAYOUT, "buckets": buckets}))
             raw = store.read("lake.json")
-        return cls(store, _bucket_count(raw, store.url))
+        return cls(store, bucket_count(raw, store.url))
 
     # --- tables ------------------------------------------------------------------------------------------------------
 
@@ -121,28 +147,46 @@ class Lake:
         Raises:
             StoreError: it is missing or altered; carries url, path.
         """
-        data = self.store.read(part.path)
-        found = hashlib.sha256(data).hexdigest()
-        if found != part.sha256:
-            raise StoreError(
-                f"{self.store.url}: {part.path} was altered: expected sha256 {part.sha256} ({part.bytes:,} bytes), "
-                f"found {found} ({len(data):,} bytes). Delete it, and the steps that name it, and run the day again.",
-                url=self.store.url,
-                path=part.path,
-                expected=part.sha256,
-                found=found,
+        data = self.store.get(part.path)
+        if data is None:
+            problem, found = f"no object {part.path}. ", None
+        elif (found := hashlib.sha256(data).hexdigest()) != part.sha256:
+            problem = (
+                f"{part.path} was altered: expected sha256 {part.sha256} ({part.bytes:,} bytes), found {found} "
+                f"({len(data):,} bytes). Delete {self.store.url}/{part.path} and run the day again. "
             )
-        return data
+        else:
+            return data
+        raise StoreError(
+            f"{self.store.url}: {problem}{MADE_ANEW}",
+            url=self.store.url,
+            path=part.path,
+            expected=part.sha256,
+            found=found,
+        )
+
+    def missing(self, handles: Iterable[Handle]) -> list[str]:
+        """Paths of objects that handles name and that are gone or of another size; objects are looked up, not read."""
+        return self._gone([part for handle in handles for part in handle.parts])
 
     # --- steps -------------------------------------------------------------------------------------------------------
 
     def step(self, stage: str, key: str) -> Step | None:
-        """What this key of a stage made, or None when it has not been run to its end."""
-        raw = self.store.get(_step_path(stage, key))
-        return None if raw is None else Step.from_json(raw)
+        """What this key of a stage made; None when it has not been run to its end, or is to be run again.
+
+        It is when its text was cut or edited, or an object that it names is gone or of another size. Objects are looked
+        up, not read: one request for each of up to 64, else one listing for each table.
+        """
+        path = _step_path(stage, key)
+        raw = self.store.get(path)
+        step = None if raw is None else read_step(raw, path)
+        gone = [] if step is None else self.missing(step.handles.values())
+        if gone:
+            log.warning("%s: %d object(s) gone or cut, first %s: the step is run again", path, len(gone), gone[0])
+        return None if gone else step
 
     def create_step(self, stage: str, key: str, step: Step) -> Step:
-        """Record what a key made; the same outputs a second time are fine.
+        """Record what a key made; the same outputs a second time are fine. A text that is no step is replaced.
 
         Raises:
             DeterminismError: the key made other outputs before; carries stage, key, expected, found. The former stand.
@@ -152,8 +196,10 @@ class Lake:
         try:
             self.store.create(path, text.encode())
         except Exists as error:
-            stored = Step.from_json(self.store.read(path))
-            if stored.to_json() != text:
+            stored = read_step(self.store.read(path), path)
+            if stored is None:
+                self.store.replace(path, text.encode())
+            elif stored.to_json() != text:
                 lines = "\n  ".join(step_difference(stored, step))
                 raise DeterminismError(
                     f"{stage}: the same key gave other outputs than before ({path}):\n  {lines}\n"
@@ -175,12 +221,12 @@ class Lake:
 
     def commits(self, day: str) -> list[Commit]:
         """Every commit of a day, oldest first."""
-        numbers = sorted(_commit_numbers(self.store.list(f"days/{day}")).get(day, []))
+        numbers = sorted(commit_numbers(self.store.list(f"days/{day}")).get(day, []))
         return [self._commit(day, n) for n in numbers]
 
     def committed_days(self) -> list[str]:
         """Days with a commit, sorted."""
-        return sorted(_commit_numbers(self.store.list("days")))
+        return sorted(commit_numbers(self.store.list("days")))
 
     def commit(self, day: str, body: Mapping[str, Any]) -> Commit:
         """Make the next commit of a day; the head of the same key is the same commit.
@@ -249,17 +295,27 @@ class Lake:
 
         Returns:
             Paths that were replaced, sorted.
+
+        Raises:
+            StoreError: a day's object is missing or altered; every other day was brought back before.
+            LayoutError: likewise for a day's commit that cannot be read.
         """
         listed = {entry.path: entry.etag for entry in self.store.list("report", digest=True)}
-        heads = {day: max(numbers) for day, numbers in _commit_numbers(self.store.list("days")).items()}
+        heads = {day: max(numbers) for day, numbers in commit_numbers(self.store.list("days")).items()}
         replaced: list[str] = []
+        failed: list[StoreError | LayoutError] = []
         for day, newest in sorted(heads.items()):
             record = self._record(day) if _record_path(day) in listed else {}
             whole = record.get("commit") == newest and all(
                 listed.get(path) == etag for path, etag in record.get("etags", {}).items()
             )
             if not whole:
-                replaced.extend(self.materialise(day))
+                try:
+                    replaced.extend(self.materialise(day))
+                except (StoreError, LayoutError) as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
         return sorted(replaced)
 
     def publish_as_of(self, handle: Handle, day: str) -> None:
@@ -290,7 +346,7 @@ class Lake:
         found = (
             ShardRef(name, entry.path, entry.bytes)
             for prefix in prefixes
-            for name, entry in _named(self.store.list(prefix), "raw/")
+            for name, entry in _named(self.store.list(prefix, odd=_left_out), "raw/")
         )
         return sorted(
             (ref for ref in found if days is None or ref.name.day.isoformat() in days), key=lambda ref: ref.path
@@ -305,7 +361,7 @@ class Lake:
         Returns:
             Paths in the lake that are new, sorted.
         """
-        offered = list(_named(drop.list(""), ""))
+        offered = list(_named(drop.list("", odd=_left_out), ""))
         days = {name.day.isoformat() for name, _ in offered}
         known = {_content(ref.name) for ref in self.shards(days)} if days else set()
         fresh = [(name, entry) for name, entry in offered if _content(name) not in known]
@@ -333,14 +389,29 @@ class Lake:
     # --- inside ------------------------------------------------------------------------------------------------------
 
     def _newest(self, day: str) -> int:
-        return max(_commit_numbers(self.store.list(f"days/{day}")).get(day, [0]))
+        return max(commit_numbers(self.store.list(f"days/{day}")).get(day, [0]))
 
     def _commit(self, day: str, n: int) -> Commit:
-        return Commit(day, n, json.loads(self.store.read(f"days/{day}/{n}.json")))
+        return read_commit(self.store.read(f"days/{day}/{n}.json"), day, n, self.store.url)
 
     def _record(self, day: str) -> dict[str, Any]:
-        raw = self.store.get(_record_path(day))
-        return {} if raw is None else dict(json.loads(raw))
+        return read_record(self.store.get(_record_path(day)), _record_path(day))
+
+    def _gone(self, parts: Sequence[Part]) -> list[str]:
+        """Paths of the parts whose object is missing or of another size, in order."""
+        if len(parts) > FEW_PARTS:
+            folders = {part.path.rpartition("/")[0] for part in parts}
+            sizes = {entry.path: entry.bytes for folder in sorted(folders) for entry in self.store.list(folder)}
+            return [part.path for part in parts if sizes.get(part.path) != part.bytes]
+        paths = [part.path for part in parts]
+        if self.store.is_local or len(paths) < 2:
+            found = [self.store.stat(path) for path in paths]
+        else:
+            with ThreadPoolExecutor(COPIES_AT_ONCE) as pool:
+                found = list(pool.map(self.store.stat, paths))
+        return [
+            part.path for part, entry in zip(parts, found, strict=True) if entry is None or entry.bytes != part.bytes
+        ]
 
     def _publish(self, commit: Commit) -> list[str]:
         """Replace what differs from the commit, then say in `_days` what was written; the paths replaced.
@@ -380,38 +451,6 @@ class Lake:
                 yield from zip(names, pool.map(drop.read, paths), strict=True)
 
 
-def _bucket_count(raw: bytes, url: str) -> int:
-    try:
-        facts = json.loads(raw)
-        layout, buckets = int(facts["layout"]), int(facts["buckets"])
-    except (ValueError, TypeError, KeyError) as error:
-        raise LayoutError(
-            f"{url}/lake.json is not ours: {raw[:80]!r}. Expected layout and buckets.",
-            url=url,
-            expected=LAYOUT,
-            found=None,
-        ) from error
-    if layout > LAYOUT:
-        raise LayoutError(
-            f"{url}: the lake has layout {layout}, and this code writes {LAYOUT}. Use the newer code that made it.",
-            url=url,
-            expected=LAYOUT,
-            found=layout,
-        )
-    return buckets
-
-
-def _commit_numbers(entries: Iterable[Entry]) -> dict[str, list[int]]:
-    """Commit numbers by day, from a listing below `days/`."""
-    days: dict[str, list[int]] = {}
-    for entry in entries:
-        _, day, file = entry.path.split("/")
-        stem = file.removesuffix(".json")
-        if stem.isdigit():
-            days.setdefault(day, []).append(int(stem))
-    return days
-
-
 def _named(entries: Iterable[Entry], prefix: str) -> Iterator[tuple[ShardName, Entry]]:
     """The entries whose path is a shard's name below the prefix."""
     for entry in entries:
@@ -424,6 +463,10 @@ def _named(entries: Iterable[Entry], prefix: str) -> Iterator[tuple[ShardName, E
         yield name, entry
 
 
+def _left_out(path: str, reason: str) -> None:
+    log.warning("%s cannot be listed and is left where it is: %s", path, reason)
+
+
 def _content(name: ShardName) -> tuple[str, date, int, str]:
     return name.table, name.day, name.hour, name.sha16
 
@@ -433,11 +476,7 @@ def _as_dict(handle: Handle | Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_day(day: str) -> None:
-    try:
-        fits = date.fromisoformat(day).isoformat() == day
-    except ValueError:
-        fits = False
-    if not fits:
+    if not is_day(day):
         raise LayoutError(f"{day!r} is not a day. Expected YYYY-MM-DD.", expected="YYYY-MM-DD", found=day)
 
 

@@ -6,12 +6,14 @@ the text says.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from tasks.core import money
 
 COLUMNS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 
@@ -19,11 +21,6 @@ COLUMNS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 def amount(value: Decimal | str | None) -> str:
     """Twelve digits after the point, thousands apart; empty for a missing amount."""
     return "" if value is None else f"{Decimal(value):,.12f}"
-
-
-def sum_of(totals: Iterable[Mapping[str, Any]], column: str) -> Decimal:
-    """Sum of a column of category totals; what is missing adds nothing."""
-    return sum((Decimal(t[column]) for t in totals if t[column] is not None), Decimal(0))
 
 
 def money_table(
@@ -43,7 +40,7 @@ def money_table(
         for row in rows:
             table.add_row(row["x_Cloud"], row["x_Category"], *(amount(row[c]) for c in COLUMNS), currency)
         table.add_section()
-        found = {c: sum_of(rows, c) for c in COLUMNS}
+        found = {c: money.total(r[c] for r in rows) for c in COLUMNS}
         wanted = billed.get(currency, {})
         table.add_row(
             "",
@@ -54,7 +51,7 @@ def money_table(
             currency,
         )
         table.add_row("", "addressed", *(amount(found[c]) for c in COLUMNS), currency, style="bold")
-        gaps = [wanted.get(c, Decimal(0)) - found[c] for c in COLUMNS[:2]]
+        gaps = [money.difference(wanted.get(c, Decimal(0)), found[c]) for c in COLUMNS[:2]]
         table.add_row(
             "",
             "difference",
@@ -90,6 +87,6 @@ def stage_table(stages: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def console(*, error: bool = False) -> Console:
-    """A console that keeps wide tables whole when the output is not a terminal."""
-    plain = Console(stderr=error)
-    return plain if plain.is_terminal else Console(stderr=error, width=160)
+    """A console that shows data as it is (a tag may look like markup) and keeps wide tables whole outside a terminal."""
+    plain = Console(stderr=error, markup=False, highlight=False, emoji=False)
+    return plain if plain.is_terminal else Console(stderr=error, markup=False, highlight=False, emoji=False, width=160)

@@ -117,7 +117,7 @@ def contend(who: str, folder: str) -> None:
         "duckdb": _duckdb,
         "polars": _polars,
     }
-    for module in {"ours": ("dask.base", "dask.delayed")}.get(who, (who,)):
+    for module in {"ours": ("dask.threaded",)}.get(who, (who,)):
         importlib.import_module(module)  # loading code is not what is measured
     pa.array(np.zeros(1))  # loads pandas where it is installed
     start, busy = time.perf_counter(), time.process_time()
@@ -191,7 +191,7 @@ def op_shard(
     exclusive = random.integers(10**5, 10**8, rows)
     numbers: dict[str, Any] = {
         "attempt": np.zeros(rows),
-        "rank": rank + gpus * (number % 24),
+        "rank": rank + gpus * (number // 24 % 4),
         "op_key": key[place],
         "window_start_utc": begin(hour) + window * 300 * SECOND,
         "layer_index": place // 32,

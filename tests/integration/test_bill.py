@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import fsspec
-import pyarrow as pa
 import pytest
 
 from schemas.billing import CHARGES
@@ -18,18 +16,26 @@ from tasks import bill
 from tasks.core import snapshots
 from tasks.errors import DeliveryError
 from tasks.io.lake import Lake
-from tasks.settings import BillSource, Settings
-from tests.bills import csv_bytes, export, parquet_bytes, row
+from tasks.settings import Settings
+from tests.bills import (
+    billed,
+    csv_bytes,
+    export,
+    not_utf8,
+    objects,
+    parquet_bytes,
+    row,
+    settings,
+    statuses,
+    stored,
+    write,
+)
 from tests.real import real_data
 
 DAY = "2026-11-10"
 EC2 = "aws|111122223333|Amazon Elastic Compute Cloud"
 ODDITIES = Path(__file__).resolve().parents[1] / "data" / "bills" / "focus_1_0_oddities.csv"
 E1, E2, E3 = (f"2026-11-{d}T06:00:00.000Z-0000000{d}-aaaa-bbbb-cccc-000000000000" for d in (11, 12, 13))
-
-
-def settings(*urls: Path | str) -> Settings:
-    return Settings(bills=tuple(BillSource(name=f"s{i}", url=str(url)) for i, url in enumerate(urls)))
 
 
 @pytest.fixture
@@ -42,30 +48,6 @@ def drop(tmp_path: Path) -> Path:
     folder = tmp_path / "drop"
     folder.mkdir()
     return folder
-
-
-def write(path: Path, data: bytes, second: int = 0) -> Path:
-    """A file with a time of modification, in seconds after an arbitrary instant."""
-    path.write_bytes(data)
-    os.utime(path, (1_790_000_000 + second, 1_790_000_000 + second))
-    return path
-
-
-def stored(lake: Lake, plan: Settings) -> pa.Table:
-    tables = [lake.read(bill.charges_of(lake, plan, day)[0], CHARGES) for day in bill.days_touched(lake, plan)]
-    return pa.concat_tables([CHARGES.empty(), *tables])
-
-
-def billed(lake: Lake, plan: Settings) -> Decimal:
-    return sum(stored(lake, plan)["x_DayBilledCost"].to_pylist(), Decimal(0))
-
-
-def objects(lake: Lake) -> dict[str, bytes]:
-    return {e.path: lake.store.read(e.path) for e in lake.store.list()}
-
-
-def statuses(entries: list[dict[str, Any]]) -> list[str]:
-    return [e["status"] for e in entries]
 
 
 def test_a_plain_file_becomes_charges_of_its_days(lake: Lake, drop: Path) -> None:
@@ -99,7 +81,11 @@ def test_the_same_bytes_twice_change_nothing(lake: Lake, drop: Path) -> None:
     again = bill.ingest(lake, plan)
     assert statuses(again) == ["known", "known"]
     assert {e["delivery"] for e in again} == {first["delivery"]}
-    assert objects(lake) == before
+    after = objects(lake)
+    assert {path for path in after if "/present/" not in path} == {path for path in before if "/present/" not in path}
+    assert billed(lake, plan) == Decimal("1.624")
+    bill.ingest(lake, plan)
+    assert objects(lake) == after
 
 
 def test_the_newest_file_replaces_the_periods_of_its_rows_only(lake: Lake, drop: Path) -> None:
@@ -119,7 +105,14 @@ def test_the_newest_file_replaces_the_periods_of_its_rows_only(lake: Lake, drop:
     after = bill.days_touched(lake, plan)
     assert [day for day in after if after[day] != touched[day]] == [DAY]
     write(drop / "0.csv", csv_bytes([row(BilledCost="3")]), second=30)
-    bill.ingest(lake, plan)
+    entries = {e["name"]: e for e in bill.ingest(lake, plan)}
+    assert {name: e["status"] for name, e in entries.items()} == {
+        "0.csv": "superseded",
+        "1.csv": "known",
+        "2.csv": "known",
+    }
+    assert "2026-11 with 2.csv, which is newer" in entries["0.csv"]["message"]
+    assert "2026-11 with 2.csv, which is newer" in entries["1.csv"]["message"]
     assert billed(lake, plan) == 12
 
 
@@ -241,6 +234,20 @@ BAD = {
     "another table": (b"ContractId,BillingCurrency\nc-1,USD\n", "FOCUS cost and usage export"),
     "a column twice": (csv_bytes([row(billedcost="3")]), "each column once"),
     "too large": (csv_bytes([row(BilledCost="9" * 26)] * 11), "38 digits"),
+    "too large a list price": (csv_bytes([row(ListCost="9" * 26)] * 11), "38 digits"),
+    "too large a contract price": (csv_bytes([row(ContractedCost="9" * 26)] * 11), "38 digits"),
+    "too long": (csv_bytes([row(), row(ConsumedQuantity="40000.1")]), "row 2 (header not counted): column ConsumedQ"),
+    "too long a price": (csv_bytes([row(PricingQuantity="2400001", PricingUnit="Minutes")]), "at most 40,000 hours"),
+    "too long together": (csv_bytes([row(ConsumedQuantity="30000"), row(ConsumedQuantity="-10001")]), "and day"),
+    "half a pair": (csv_bytes([row(), row(Tags='{"a": "\\ud800"}')]), "row 2 (header not counted): column Tags"),
+    "half a pair in a price": (csv_bytes([row(SkuPriceDetails='{"\\udfff": 1}')]), "half a surrogate pair"),
+    "deep": (csv_bytes([row(Tags='{"a":' * 3000 + "1" + "}" * 3000)]), "at most 64 levels"),
+    "very deep": (csv_bytes([row(Tags='{"a":' * 100_000 + "1" + "}" * 100_000)]), "at most 64 levels"),
+    "rather deep": (csv_bytes([row(Tags='{"a":' * 65 + "1" + "}" * 65)]), "at most 64 levels"),
+    "not UTF-8 in Parquet": (not_utf8("ResourceId"), "row 2 (header not counted): column ResourceId: expected UTF-8"),
+    "not UTF-8 in a cost": (not_utf8("BilledCost"), "row 2 (header not counted): column BilledCost: expected UTF-8"),
+    "not UTF-8 in a further column": (not_utf8("x_Further"), "column x_Further: expected UTF-8"),
+    "digits of another script": (csv_bytes([row(ChargePeriodStart="2026-11-1٠T10:00:00Z")]), "an instant such as"),
 }
 
 
@@ -292,12 +299,16 @@ def test_a_source_in_another_file_system(lake: Lake, drop: Path) -> None:
 
 def test_two_sources_with_the_same_charge_are_refused(lake: Lake, drop: Path) -> None:
     one = write(drop / "a.csv", csv_bytes([row()]))
-    two = write(drop / "b.csv", csv_bytes([row(BilledCost="3")]))
+    later = {"ChargePeriodStart": "2026-11-12T10:00:00Z", "ChargePeriodEnd": "2026-11-12T11:00:00Z"}
+    two = write(drop / "b.csv", csv_bytes([row(BilledCost="3"), row(**later)]))
     plan = settings(one, two)
     assert statuses(bill.ingest(lake, plan)) == ["accepted", "accepted"]
     with pytest.raises(DeliveryError, match="s0, s1") as caught:
         bill.charges_of(lake, plan, DAY)
     assert caught.value.sources == ["s0", "s1"]
+    assert len(bill.snapshots_in_force(lake, plan)) == 2
+    assert list(bill.days_touched(lake, plan)) == [DAY, "2026-11-12"]
+    assert bill.charges_of(lake, plan, "2026-11-12")[0].rows == 1
     assert bill.charges_of(lake, settings(one), DAY)[0].rows == 1
 
 

@@ -353,6 +353,46 @@ def test_strange_files_in_the_drop_folder_are_recorded(lake: Lake, tmp_path: Pat
     assert lake.store.list("raw") == []
 
 
+def test_what_cannot_be_read_is_recorded_and_the_rest_admitted(lake: Lake, tmp_path: Path) -> None:
+    drop = tmp_path / "drop"
+    shards = good_shards()
+    drop_files(drop, shards)
+    bad, blind = shard(EVENTS, [], node="node-b")[0], shard(EVENTS, [], node="node-c")[0]
+    (drop / bad).symlink_to((drop / bad).name)
+    (drop / "loop").symlink_to(drop)
+    (drop / "pipe").mkdir()
+    (drop / blind).write_bytes(b"")
+    real = Path.read_bytes
+
+    def refuse(path: Path) -> bytes:
+        if path == drop / blind:
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "read_bytes", refuse)
+        assert admit(lake, settings(lake, drop)) == sorted(f"raw/{p}" for p in shards)
+    by_path = {r["path"]: r["reason"] for r in records(lake).values()}
+    assert sorted(by_path) == sorted(f"{drop}/{p}" for p in (bad, blind, "loop"))
+    assert "Too many levels of symbolic links. Repair or remove it." in by_path[f"{drop}/{bad}"]
+    assert "a link to a folder that it lies in. Repair or remove it." in by_path[f"{drop}/loop"]
+    assert "Permission denied. Make it readable" in by_path[f"{drop}/{blind}"]
+
+
+def test_what_cannot_be_read_in_the_lakes_own_raw_is_counted(lake: Lake) -> None:
+    good = fill(lake, good_shards())
+    bad = f"raw/{shard(EVENTS, [], node='node-b')[0]}"
+    Path(lake.store.url, bad).symlink_to(Path(bad).name)
+    assert [ref.path for ref in lake.shards()] == good
+    facts = facts_of(lake)
+    assert facts["accepted"] == good
+    assert [q["path"] for q in facts["quarantined"]] == [bad]
+    assert (
+        "expected a file or folder that can be read, found none: OSError: Too many "
+        in facts["quarantined"][0]["reason"]
+    )
+
+
 def test_a_shard_cut_on_its_way_counts_as_quarantined_until_it_is_whole(lake: Lake, tmp_path: Path) -> None:
     drop = tmp_path / "drop"
     path, data = shard(STEP_WINDOWS, steps())

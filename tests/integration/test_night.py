@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flows.shell import tell
 from schemas.ledger import ADDRESSES
 from seedance.schema import OP_WINDOWS, TELEMETRY
 from seedance.shard import parse_name, read_shard, write_shard
@@ -22,6 +23,7 @@ from tasks import reconcile
 from tasks.core import ledger as ledger_core
 from tasks.settings import BillSource, Settings
 from tests import nights, truth
+from tests.bills import csv_bytes, row
 from tests.fleet import FleetSpec, build, full_spec, observe, tiny_spec, true_ledger, write_fleet
 from tests.real import real_data
 
@@ -47,6 +49,11 @@ sys.meta_path.insert(0, NoPandas())
 
 def totals_of(run: Any) -> dict[str, dict[str, Decimal]]:
     return {t["x_Category"]: {c: t[c] or Decimal(0) for c in COLUMNS} for t in run.totals}
+
+
+def on(day: str, **changes: str) -> dict[str, str]:
+    """One instance hour of a bill on a day."""
+    return row(ChargePeriodStart=f"{day}T10:00:00Z", ChargePeriodEnd=f"{day}T11:00:00Z", **changes)
 
 
 def reports(lake: Path) -> dict[str, str]:
@@ -252,3 +259,41 @@ def test_the_pipeline_needs_no_pandas(tmp_path: Path) -> None:
     words = [sys.executable, "-c", NO_PANDAS + RUN_ONE, str(tmp_path / "fleet"), str(tmp_path / "without"), spec.day]
     subprocess.run(words, cwd=ROOT, check=True)
     assert nights.published(tmp_path / "without") == nights.published(tmp_path / "with")
+
+
+def test_a_day_that_loses_its_charges_loses_their_money(tmp_path: Path) -> None:
+    """A restated bill moves a charge to another day; a day without any charge left is published again, at zero."""
+    first = [on("2026-11-10", BilledCost="1.624"), on("2026-11-11", BilledCost="1.624")]
+    second = [on("2026-11-11", BilledCost="3.248")]
+    bill_file = tmp_path / "bill.csv"
+    settings = Settings(lake=str(tmp_path / "lake"), bills=(BillSource(name="focus", url=str(bill_file)),))
+    for revision, rows in enumerate((first, second), 1):
+        bill_file.write_bytes(csv_bytes(rows))
+        os.utime(bill_file, ns=(revision * 10**18, revision * 10**18))
+        run = nights.run(settings, "2026-11-20")
+        assert run.failed == {}
+    assert run.commits == {"2026-11-10": 2, "2026-11-11": 2} and run.causes["2026-11-10"] == "bill"
+    daily = pq.ParquetDataset(tmp_path / "lake" / "report" / "report_cost__job_daily").read()
+    assert sum(daily["BilledCost"].to_pylist()) == Decimal("3.248")
+
+
+def test_amounts_beyond_28_digits_are_told_exactly(tmp_path: Path) -> None:
+    rows = [
+        on("2026-11-10", BilledCost="10000000000000000.000000000001", EffectiveCost="10000000000000000.000000000001")
+    ]
+    (tmp_path / "bill.csv").write_bytes(csv_bytes(rows))
+    settings = Settings(lake=str(tmp_path / "lake"), bills=(BillSource(name="focus", url=str(tmp_path / "bill.csv")),))
+    run = nights.run(settings, "2026-11-20")
+    assert run.failed == {} and run.billed["USD"]["BilledCost"] == Decimal("10000000000000000.000000000001")
+
+
+def test_hostile_text_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [on("2026-11-10", BillingCurrency="[/red]"), on("2026-11-10", ProviderName="[bold]x")]
+    (tmp_path / "a[1].csv").write_bytes(csv_bytes(rows))
+    (tmp_path / "b[b].csv").write_bytes(csv_bytes([on("2026-11-10", ChargeCategory="[/red]x")]))
+    run = nights.run(
+        Settings(lake=str(tmp_path / "lake"), bills=(BillSource(name="focus", url=str(tmp_path)),)), "2026-11-20"
+    )
+    tell(run)
+    printed = capsys.readouterr()
+    assert "[/red]" in printed.out and "[bold]x" in printed.out and "[/red]x" in printed.err

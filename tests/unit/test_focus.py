@@ -145,7 +145,9 @@ def test_instants_are_utc(raw: str, ns: int) -> None:
     ]
 
 
-@pytest.mark.parametrize("raw", ["5/1/25", "2026-02-30", "2026-11-10T25:00:00Z", "9999-01-01", "yesterday", "20261110"])
+@pytest.mark.parametrize(
+    "raw", ["5/1/25", "2026-02-30", "2026-11-10T25:00:00Z", "9999-01-01", "yesterday", "20261110", "2026-11-1٠"]
+)
 def test_what_is_no_instant_is_refused(raw: str) -> None:
     with pytest.raises(DeliveryError, match=r"row 12 .*ChargePeriodStart.*ISO 8601") as caught:
         instant_column(pa.array(["2026-11-10", raw]), "ChargePeriodStart", PLACE)
@@ -170,6 +172,30 @@ def test_dates_and_out_of_range() -> None:
         instant_column(far, "ChargePeriodStart", PLACE)
     with pytest.raises(DeliveryError, match="timestamps or ISO"):
         instant_column(pa.array([1.5]), "ChargePeriodStart", PLACE)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_text_that_is_not_utf_8_is_refused_with_its_row(kind: pa.DataType) -> None:
+    binary = pa.large_binary() if kind == pa.large_string() else pa.binary()
+    array = pa.array([b"x", None, b"a\xff"], binary)
+    array = array if kind == pa.binary() else array.view(kind)
+    for read in (text_column, json_column) if kind == pa.binary() else (text_column, json_column, instant_column):
+        with pytest.raises(DeliveryError, match=r"row 13 .*column Tags: expected UTF-8 text"):
+            read(pa.chunked_array([array]), "Tags", PLACE)
+    if kind != pa.binary():
+        with pytest.raises(DeliveryError, match=r"row 13 .*column Tags: expected UTF-8 text"):
+            text_column(array.dictionary_encode(), "Tags", PLACE)
+
+
+def test_maps_that_are_not_utf_8_or_too_deep_are_refused_with_their_row() -> None:
+    keys, values = pa.array(["a", "a"]), pa.array([b"ok", b"\xff"]).view(pa.string())
+    with pytest.raises(DeliveryError, match=r"row 12 .*column Tags: expected UTF-8 text"):
+        json_column(pa.MapArray.from_arrays([0, 1, 2], keys, values), "Tags", PLACE)
+    deep: Any = "x"
+    for _ in range(70):
+        deep = [deep]
+    with pytest.raises(DeliveryError, match=r"row 12 .*column Tags: .* at most 64 levels, found more than 64"):
+        json_column(pa.array([None, deep]), "Tags", PLACE)
 
 
 def test_enumerations_are_caseless_and_closed() -> None:

@@ -155,6 +155,24 @@ def test_a_value_out_of_bounds(key: str, value: object, expected: str) -> None:
     assert (error.key, error.where, error.found) == (key, "the arguments", value)
 
 
+@pytest.mark.parametrize("text", ["workers = 1e3", "workers = 2.0", "buckets = true", "look_back_days = '3.0'"])
+def test_counts_are_whole_numbers_and_nothing_that_looks_like_one(file: Path, text: str) -> None:
+    file.write_text(text)
+    error = _refused(str(file))
+    assert "input should be a valid integer, in digits alone, found " in str(error)
+    assert error.key == text.split()[0]
+
+
+@pytest.mark.parametrize("value", ["1e3", "true", "4.0", ""])
+def test_counts_of_the_environment_are_digits(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEEDANCE_WORKERS", value)
+    assert _refused().where == "the environment"
+
+
+def test_a_settings_file_that_cannot_be_one() -> None:
+    assert "cannot be read as TOML" in str(_refused("a\0b"))
+
+
 def test_a_value_out_of_bounds_names_the_file(file: Path) -> None:
     file.write_text("buckets = 0\n")
     assert _refused(str(file)).where == str(file)

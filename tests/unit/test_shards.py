@@ -137,8 +137,101 @@ def test_a_footer_that_contradicts(fact: str, value: Any, told: str) -> None:
 def test_a_period_of_nothing() -> None:
     data = shard(DEVICE_SAMPLES, samples())[1]
     facts = read_footer(data).__dict__ | {"period_ns": 0}
-    told = "expected a sampling period above 0 ns, found 0 ns"
+    told = "expected a sampling period above 0 ns and of at most 3,600,000,000,000 ns, found 0 ns"
     assert told in reason_of(DEVICE_SAMPLES, rewritten(data, footer=json.dumps(facts).encode()))
+
+
+@pytest.mark.parametrize(
+    ("spec", "fact", "value", "told"),
+    [
+        (
+            DEVICE_SAMPLES,
+            "period_ns",
+            HOUR_NS + 1,
+            "above 0 ns and of at most 3,600,000,000,000 ns, found 3,600,000,000,001",
+        ),
+        (
+            DEVICE_SAMPLES,
+            "period_ns",
+            2**63 // 3 + 1,
+            "above 0 ns and of at most 3,600,000,000,000 ns, found 3,074,457,345",
+        ),
+        (PROCESS_SAMPLES, "period_ns", -5, "above 0 ns and of at most 3,600,000,000,000 ns, found -5 ns"),
+        (PROCESS_SAMPLES, "period_ns", 2**63, "above 0 ns and of at most 3,600,000,000,000 ns, found 9,223,372,036,"),
+        (JOBS, "period_ns", 2**70, "of 0 ns or more and of at most 3,600,000,000,000 ns, found 1,180,591,620,"),
+        (STEP_WINDOWS, "clock_offset_ns", 10**30, "expected clock_offset_ns of 64 bits, found 1,000,000,000,"),
+        (EVENTS, "last_ns", -(2**64), "expected last_ns of 64 bits, found -18,446,744,073,"),
+    ],
+)
+def test_footers_that_no_sampling_can_have(spec: Table, fact: str, value: int, told: str) -> None:
+    data = shard(spec, ROWS[spec.name])[1]
+    facts = read_footer(data).__dict__ | {fact: value}
+    assert told in reason_of(spec, rewritten(data, footer=json.dumps(facts).encode()))
+
+
+def test_an_hour_is_a_period() -> None:
+    data = shard(DEVICE_SAMPLES, samples())[1]
+    facts = read_footer(data).__dict__ | {"period_ns": HOUR_NS}
+    path, name = named(DEVICE_SAMPLES, good := rewritten(data, footer=json.dumps(facts).encode()))
+    assert examine(path, name, good, last_day=TODAY).reason is None
+
+
+MOST = 25 * HOUR_NS
+
+
+@pytest.mark.parametrize(
+    ("spec", "column", "most", "unit"),
+    [
+        (OP_WINDOWS, "exclusive_ns", MOST, "ns"), (OP_WINDOWS, "busy_ns", 128 * MOST, "ns"),
+        (OP_WINDOWS, "sampled_calls", 2**53, "count"), (STEP_WINDOWS, "units", 2**53, "count"),
+        (STEP_WINDOWS, "samples", 2**53, "count"), (STEP_WINDOWS, "tokens_in", 2**53, "count"),
+        (STEP_WINDOWS, "tokens_out", 2**53, "count"), (STEP_WINDOWS, "requests", 2**53, "count"),
+        (STEP_WINDOWS, "sampled_active_ns", MOST, "ns"), (DEVICE_SAMPLES, "energy_mj", 360_000_000_000, "mJ"),
+    ],
+)  # fmt: skip
+def test_amounts_that_no_host_can_have_had(spec: Table, column: str, most: int, unit: str) -> None:
+    first, *rest = ROWS[spec.name]
+    alone = [r | {column: 0} | ({"units": 0, "sampled_units": 0} if "units" in r else {}) for r in rest]
+    if most < 2**53:  # busy time of one row at its most is more than a shard may hold
+        assert look(spec, [first | {column: most}, *alone]).reason is None
+    for found in (most + 1, 2**62, 2**63 - 1):
+        reason = look(spec, [first | {column: found}, *alone]).reason
+        assert reason is not None
+        assert f"have more {column} than " in reason
+        assert f"expected at most {most:,} {unit}, found {found:,} {unit} at " in reason
+
+
+def test_energy_after_a_gap_is_that_of_the_gap() -> None:
+    rows = samples()
+    rows[0] |= {"covered_ns": 3 * HOUR_NS, "energy_mj": 3 * 360_000_000_000}
+    assert look(DEVICE_SAMPLES, rows).reason is None
+    rows[0]["energy_mj"] += 1
+    assert "more energy_mj than 100 kW over the covered time" in str(look(DEVICE_SAMPLES, rows).reason)
+
+
+@pytest.mark.parametrize(
+    ("spec", "column", "each", "most"),
+    [
+        (STEP_WINDOWS, "tokens_in", 2**52, 2**53), (STEP_WINDOWS, "units", 2**52, 2**53),
+        (OP_WINDOWS, "busy_ns", 64 * MOST, 2**53), (STEP_WINDOWS, "probe_ns", 2**62, 2**63 - 1),
+        (DEVICE_SAMPLES, "nvlink_tx_bytes", 2**62, 2**63 - 1),
+    ],
+)  # fmt: skip
+def test_sums_of_a_shard_leave_room_for_others(spec: Table, column: str, each: int, most: int) -> None:
+    rows = [r | {column: each} for r in (ROWS[spec.name] * 2)[: len(ROWS[spec.name])]]
+    reason = look(spec, rows).reason
+    assert reason is not None
+    assert f"rows have too much {column} together: expected a sum of at most {most:,} " in reason
+    assert f"found {each * len(rows):,} " in reason
+    assert reason.endswith("Write what was added since the former row, and not a total or a clock.")
+
+
+def test_what_is_summed_as_decimals_and_what_is_not_summed_may_be_great() -> None:
+    great = 2**63 - 1
+    wide = dict.fromkeys(("calls", "flops", "hw_flops", "bytes_ideal", "uncounted_calls", "exclusive_us2"), great)
+    assert look(OP_WINDOWS, [r | wide for r in ROWS[OP_WINDOWS.name]]).reason is None
+    levels = dict.fromkeys(("memory_used_bytes", "memory_total_bytes"), great)
+    assert look(DEVICE_SAMPLES, samples(**levels)).reason is None
 
 
 def test_a_day_that_has_not_come() -> None:

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seedance.schema import INSTANT, MONEY
-from tasks.core import focus, snapshots
+from tasks.core import focus, snapshots, ties
 from tasks.core.focus_values import Place
-from tasks.core.snapshots import Delivery
-from tasks.core.units import DAY_NS, HOUR_NS, quantity_ns, time_unit_ns
+from tasks.core.snapshots import Listed
+from tasks.core.units import DAY_NS, HOUR_NS, MOST_TIME_NS, quantity_ns, time_unit_ns
 from tests.bills import row, text_table
 
 LEDGERS = dict(snapshots.LEDGERS)
@@ -107,18 +107,80 @@ def test_many_charges_at_once_keep_their_columns() -> None:
     assert found == [("1", "1", 10), ("-2", "-1", 10), ("-2", "-1", 11), ("3", "3", 10)]
 
 
-def test_the_newest_delivery_of_each_period_is_in_force() -> None:
-    october, november = "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z"
+OCTOBER, NOVEMBER = "2026-10-01T00:00:00Z", "2026-11-01T00:00:00Z"
+
+
+def listed(delivery: str, group: str, at: str, *periods: str, main: bool = True, here: bool = True) -> Listed:
+    return Listed(delivery, f"{group}.csv", group, at, main, periods or (NOVEMBER,), here)
+
+
+def test_of_a_group_the_newest_is_a_contender_for_each_period() -> None:
     deliveries = [
-        Delivery("aws", "d2", "2026-11-02", (october, november)),
-        Delivery("aws", "d1", "2026-11-01", (october,)),
-        Delivery("aws", "d3", "2026-11-03", (november,)),
-        Delivery("azure", "z1", "2026-11-01", (november,)),
-        Delivery("aws", "d4", "2026-11-03", (november,)),
+        listed("d2", "a", "2", OCTOBER, NOVEMBER),
+        listed("d1", "a", "1", OCTOBER),
+        listed("d3", "a", "3", NOVEMBER, main=True),
+        listed("d4", "a", "3", NOVEMBER, main=False),
+        listed("z1", "b", "4", NOVEMBER),
+        listed("z1", "copy", "2", NOVEMBER),
+        listed("y1", "c", "3", NOVEMBER),
     ]
-    expected = {("aws", october): "d2", ("aws", november): "d4", ("azure", november): "z1"}
-    assert snapshots.in_force(deliveries) == expected
-    assert snapshots.in_force(reversed(deliveries)) == expected
+    expected = {OCTOBER: ["d2"], NOVEMBER: ["z1", "y1", "d3"]}
+    for order in (deliveries, deliveries[::-1]):
+        found = snapshots.contenders(order)
+        assert {period: [one.delivery for one in some] for period, some in found.items()} == expected
+
+
+def test_what_is_taken_away_stands_for_periods_that_nothing_else_covers() -> None:
+    former = [listed("d1", "a", "1", OCTOBER, NOVEMBER), listed("d2", "b", "1")]
+    there = [listed("d3", "c", "2")]
+    now = snapshots.next_listing(former, there, ())
+    assert now == [listed("d1", "a", "1", OCTOBER, here=False), *there]
+    assert snapshots.next_listing(now, there, ()) == now
+    assert snapshots.next_listing(now, [listed("d4", "a", "3", OCTOBER)], ()) == [
+        listed("d4", "a", "3", OCTOBER),
+        listed("d3", "c", "2", here=False),
+    ]
+
+
+def test_what_a_refused_delivery_could_not_replace_stands() -> None:
+    former = [listed("d1", "a", "1"), listed("d2", "b", "1")]
+    there = [listed("d2", "b", "1")]
+    assert snapshots.next_listing(former, there, {"a"}) == former
+    assert snapshots.next_listing(former, there, ()) == there
+
+
+def test_deliveries_that_share_a_charge_with_a_newer_one_are_told() -> None:
+    keys = [pa.array(list(k), pa.string()) for k in ("ab", "cd", "dx", "by", "q", "xy")]
+    assert snapshots.superseded_by(keys) == [None, None, 1, 0, None, 2]
+    assert snapshots.superseded_by([]) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"ConsumedQuantity": "40000"}, None),
+        ({"ConsumedQuantity": "-40000.000000000001"}, ("ConsumedQuantity", 1)),
+        ({"ConsumedQuantity": "99999999", "ConsumedUnit": "GB-Hours"}, None),
+        ({"ConsumedQuantity": "99999999", "ResourceId": ""}, None),
+        ({"PricingQuantity": "144000001", "PricingUnit": "Seconds"}, ("PricingQuantity", 1)),
+        ({"ConsumedQuantity": "", "PricingQuantity": ""}, None),
+    ],
+)
+def test_time_of_a_machine_stays_within_what_64_devices_can_hold(
+    changes: dict[str, str], found: tuple[str, int] | None
+) -> None:
+    table = charges(row(), row(**changes), row())
+    assert snapshots.too_long(table, ties.machine_ids(table)) == found
+    assert MOST_TIME_NS * 64 < 2**63
+
+
+def test_time_of_a_machine_and_day_is_added_up_by_meter() -> None:
+    def together(*meters: str) -> tuple[str, str] | None:
+        table = charges(*(row(ConsumedQuantity="1200001", ConsumedUnit="Minutes", SkuMeter=m) for m in meters))
+        return snapshots.too_long_together(table, ties.machine_ids(table))
+
+    assert together("a", "a") == ("i-0aaaabbbbccccdddd", "2026-11-10")
+    assert together("a", "b") is None
 
 
 def test_watermarks_are_floored_and_know_machines() -> None:

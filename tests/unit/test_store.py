@@ -212,3 +212,81 @@ def test_canonical_refuses_what_has_no_one_text(value: object, where: str) -> No
     with pytest.raises(SchemaError, match="cannot be written as canonical JSON") as caught:
         canonical(value)
     assert caught.value.where == where
+
+
+# --- what stands in the way -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["", "/lake"])
+def test_a_file_where_the_folder_should_be_is_told(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "lake.txt"
+    file.write_text("x")
+    with pytest.raises(StoreError, match=r"lake\.txt is a file; expected a folder, or nothing there yet") as caught:
+        Store(f"{file}{below}").check()
+    assert "Name another folder, or move the file away." in str(caught.value)
+
+
+@pytest.mark.parametrize("url", ["a\0b", "~nobody-of-this-name/lake"])
+def test_what_is_no_path_is_refused(url: str) -> None:
+    with pytest.raises(StoreError, match="is not a folder's path: ") as caught:
+        Store(url)
+    assert caught.value.url == url
+
+
+def test_a_nul_in_a_path_is_refused(store: Store) -> None:
+    for call in (store.exists, store.get, store.list):
+        with pytest.raises(StoreError, match="without NUL"):
+            call("a\0b")
+
+
+def test_links_in_a_circle_are_listed_once_and_told(store: Store) -> None:
+    store.create("a/b/1", b"x")
+    root = Path(store.url)
+    (root / "a" / "up").symlink_to(root / "a")
+    (root / "a" / "self").symlink_to("self")
+    (root / "a" / "nothing").symlink_to("nowhere")
+    os.mkfifo(root / "a" / "pipe")
+    odd: dict[str, str] = {}
+    assert [e.path for e in store.list("a", odd=odd.__setitem__)] == ["a/b/1"]
+    assert odd.pop("a/self").startswith("OSError: Too many levels of symbolic links")
+    assert odd == {"a/up": "a link to a folder that it lies in", "a/pipe": "neither a file nor a folder"}
+    with pytest.raises(StoreError, match="cannot list a: OSError"):
+        store.list("a")
+    (root / "a" / "self").unlink()
+    assert [e.path for e in store.list("a")] == ["a/b/1"]
+
+
+def test_links_to_other_folders_are_followed(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "1").write_bytes(b"x")
+    store.create("a/2", b"y")
+    for name in ("one", "two"):
+        Path(store.url, name).symlink_to(tmp_path / "other")
+    assert [e.path for e in store.list()] == ["a/2", "one/1", "two/1"]
+
+
+def test_a_folder_that_cannot_be_read_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.create("a/1", b"x")
+    store.create("b/1", b"x")
+    real = os.scandir
+
+    def refuse(path: Path) -> object:
+        if Path(path).name == "a":
+            raise PermissionError(13, "Permission denied")
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    odd: dict[str, str] = {}
+    assert [e.path for e in store.list("", odd=odd.__setitem__)] == ["b/1"]
+    assert odd == {"a": "PermissionError: Permission denied"}
+    with pytest.raises(StoreError, match="Permission denied"):
+        store.list("")
+
+
+@pytest.mark.parametrize("url", ["disk", "memory://cut-objects"])
+def test_a_put_replaces_what_was_cut(tmp_path: Path, url: str, caplog: pytest.LogCaptureFixture) -> None:
+    store = Store(str(tmp_path) if url == "disk" else url)
+    store.replace("objects/x", b"who")
+    store.put("objects/x", b"whole")
+    assert store.read("objects/x") == b"whole"
+    assert "objects/x holds 3 bytes; its name stands for 5: replaced" in caplog.text
