@@ -287,7 +287,7 @@ def read_tables(data: bytes, place: Place) -> Iterator[tuple[Place, pa.Table]]:
         place: source and file, for messages.
 
     Raises:
-        DeliveryError: the file is empty, truncated, or not readable.
+        DeliveryError: the file has no bytes, is truncated, or not readable. A header without rows gives no batch.
     """
     if not data:
         raise place.refuse(
@@ -307,10 +307,6 @@ def read_tables(data: bytes, place: Place) -> Iterator[tuple[Place, pa.Table]]:
             f"{type(error).__name__}: {str(error)[:300]}",
             "The file is damaged or truncated: copy it again, or export the period again.",
         ) from error
-    if row == 1:
-        raise place.refuse(
-            None, "rows", "a header and no row", "An empty export is not a bill of zero: check the provider's export."
-        )
 
 
 def _parquet(data: bytes) -> Iterator[pa.Table]:

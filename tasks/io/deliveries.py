@@ -184,11 +184,18 @@ def parse(source: str, period: str | None, contents: Sequence[tuple[Mapping[str,
     for file, data in contents:
         place = Place(source, file["origin"])
         batches = [focus.normalise(table, at) for at, table in read_tables(data, place)]
+        if not batches:  # a provider may cut a small export into more files than it has rows
+            facts.append({"name": file["name"], "rows": 0, "currencies": {}})
+            continue
         rows = pa.concat_tables([b.rows for b in batches])
         _check_scope(rows, period, place)
         _check_time(rows, place)
         tables.append(rows)
         facts.append({"name": file["name"], "rows": len(rows), "currencies": _currencies(rows, batches)})
+    if not tables:
+        raise Place(source, ", ".join(f["origin"] for f, _ in contents)).refuse(
+            None, "rows", "a header and no row", "An empty export is not a bill of zero: check the provider's export."
+        )
     charges = pa.concat_tables(tables)
     _check_sums(charges, Place(source, ", ".join(f["origin"] for f, _ in contents)))
     return Parsed(charges.append_column("x_Occurrence", focus.occurrences(charges)), facts)
