@@ -34,6 +34,7 @@ class Run:
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     stages: list[dict[str, Any]] = field(default_factory=list)
     deliveries: list[dict[str, Any]] = field(default_factory=list)
+    has_bills: bool = True
     admitted: int = 0
     days: list[str] = field(default_factory=list)
     totals: list[dict[str, Any]] = field(default_factory=list)
@@ -44,6 +45,7 @@ class Run:
     findings: dict[str, dict[str, int]] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    older: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
     async def time(self, call: Call, stage: Callable[..., Any], *args: Any) -> Any:
@@ -61,8 +63,16 @@ class Run:
                 "what": "days due" if result.due else "no day is due: nothing is computed again",
             }
             self.failed |= result.failed
+            self.older = result.older
         self.stages.append(row)
         return result
+
+    async def ingest(self, call: Call, settings: Settings) -> None:
+        """Take in bills; a refused delivery is a failure of the run, and a run without bill sources says so."""
+        self.has_bills = bool(settings.bills)
+        self.deliveries = await self.time(call, night.ingest_bills, settings)
+        refused = [d for d in self.deliveries if d["status"] == "refused"]
+        self.failed |= {f"{d['name']} of {d['source']}": d["message"] for d in refused}
 
 
 async def run_night(
@@ -78,10 +88,7 @@ async def run_night(
         recode: also days whose code changed.
     """
     run = Run(last_day)
-    run.deliveries = await run.time(call, night.ingest_bills, settings)
-    run.failed |= {
-        f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"
-    }
+    await run.ingest(call, settings)
     run.admitted = len(await run.time(call, night.admit_shards, settings))
     run.quarantined = await call(night.refuse_future, settings)
     rows: dict[str, list[dict[str, Any]]] = {}
@@ -129,10 +136,7 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
     """
     run = Run(day or "")
     if upto == "bill":
-        run.deliveries = await run.time(call, night.ingest_bills, settings)
-        run.failed |= {
-            f"bill source {d['source']}: {d['name']}": d["message"] for d in run.deliveries if d["status"] == "refused"
-        }
+        await run.ingest(call, settings)
         run.billed = await run.time(call, night.billed_of, settings, [day] if day else [])
         return run
     assert day is not None
@@ -154,7 +158,7 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
     if upto == "publish":
         published = await run.time(call, night.publish_days, settings, plans, collected, usage, ledgers)
         run.failed |= published.failed | dict.fromkeys(published.moved, "another run moved its head; run it again")
-        run.commits = {d: c.n for d, c in published.commits.items()}
+    run.commits = {d: c.n for d, c in (await call(night.heads, settings, [day])).items()}
     return run
 
 

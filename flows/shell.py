@@ -16,7 +16,7 @@ from flows.params import Where
 from seedance.errors import SeedanceError
 from tasks.errors import PipelineError
 from tasks.io import show
-from tasks.summary import history
+from tasks.summary import artifact_rows, history, notes
 
 P = TypeVar("P", bound=Where)
 
@@ -40,6 +40,8 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
         told = error.facts.get("run")
         if told is None:
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
+            if as_json:
+                print(json.dumps({"failed": {name: f"{type(error).__name__}: {error}"}}, indent=1))
             return 1
         run = told
     print(json.dumps(as_dict(run), indent=1, default=str)) if as_json else tell(run)
@@ -63,8 +65,8 @@ def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentP
 
 
 def as_dict(run: Run) -> dict[str, Any]:
-    """The run as JSON values; amounts are text."""
-    return dict(vars(run))
+    """The run as JSON values, with billed, addressed and difference beside the totals; amounts are text."""
+    return vars(run) | {"money": artifact_rows(run), "notes": notes(run)}
 
 
 def tell(run: Run) -> None:
@@ -85,11 +87,8 @@ def tell(run: Run) -> None:
         out.print(f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()))
     for line in history(run):
         out.print(line)
-    if run.stale:
-        told = f"{run.stale[0]} to {run.stale[-1]}" if len(run.stale) > 1 else run.stale[0]
-        out.print(
-            f"{len(run.stale)} day(s) whose bill has changed were not run again ({told}); backfill them", style="yellow"
-        )
+    for note in notes(run):
+        out.print(note, style="yellow")
     for path in run.repaired:
         out.print(f"repaired {path}")
     for what, why in run.failed.items():

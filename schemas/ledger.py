@@ -4,6 +4,8 @@ Billing columns are FOCUS column IDs; ours carry `x_`. BilledCost (cash) and Eff
 both are null on estimates, whose money stands in x_EstimatedCost. Source: ledger.md.
 """
 
+from dataclasses import replace
+
 import pyarrow as pa
 
 from schemas.usage import CATEGORIES, EVIDENCE
@@ -211,6 +213,17 @@ _UNIT_COSTS = (
     _ratio("x_EffectiveCostPer1MTokens", "BillingCurrency per 1,000,000 tokens", "tokens in and out"),
 )
 
+_OF_THE_JOB = "of the job on the day, the same in each of its rows: take the maximum, not the sum"
+_JOB_COUNTS = tuple(
+    number(name, 64, "count", f"{what} {_OF_THE_JOB}", null=True, summed=False)
+    for name, what in (
+        ("x_Units", "units of work (optimiser steps, engine iterations, batches)"),
+        ("x_Samples", "samples"),
+        ("x_TokensIn", "tokens in"),
+        ("x_TokensOut", "tokens out"),
+    )
+)
+
 LAYER_DAILY = Table(
     "report_cost__layer_daily",
     "cost of a day by job, layer, pass, op, phase, batch size and dtype; money without layers has null layer columns",
@@ -272,7 +285,7 @@ LAYER_DAILY = Table(
         _ratio("x_Hfu", "ratio", "hardware FLOPs over time at the dense peak"),
         _ratio("x_TflopsPerWatt", "TFLOP/s per W", "model FLOPs over energy, at the job's mean power"),
         *_UNIT_COSTS,
-        BOUND,
+        replace(BOUND, null=True, about=BOUND.about + "; null for money without layers"),
     ),
 )
 
@@ -296,13 +309,14 @@ JOB_DAILY = Table(
         number("x_GpuNs", 64, "ns", "GPU time of the billed span", null=True),
         _ratio("x_GpuHours", "h", "x_GpuNs in hours"),
         number("x_EnergyMj", 64, "mJ", "energy", null=True),
+        *_JOB_COUNTS,
         *_UNIT_COSTS,
     ),
 )
 
 RESOURCE_DAILY = Table(
     "report_cost__resource_daily",
-    "cost of a day by resource and category",
+    "cost of a day by resource, device and category: which GPU was idle, and why time is unobserved",
     (
         "x_Cloud",
         "BillingCurrency",
@@ -311,7 +325,9 @@ RESOURCE_DAILY = Table(
         "SubAccountId",
         "ServiceName",
         "ResourceId",
+        "x_DeviceId",
         "x_Category",
+        "x_Reason",
     ),
     (
         _DAY,
@@ -322,7 +338,9 @@ RESOURCE_DAILY = Table(
         text("ServiceName", "service", null=True),
         text("ResourceId", "resource; null where the bill names none", null=True),
         text("x_InstanceType", "instance type", null=True),
+        text("x_DeviceId", "device; null where the money has none, or no reading names it", null=True),
         CATEGORY,
+        text("x_Reason", "of unobserved: no_agent or gap", null=True, values=("no_agent", "gap")),
         BILLED,
         EFFECTIVE,
         LIST,
@@ -352,7 +370,10 @@ RECONCILIATION = Table(
         text("x_InstanceType", "instance type", null=True),
         text("BillingAccountId", "billing account", null=True),
         text("BillingCurrency", "currency; null where neither a bill nor a price is known", null=True),
-        money("x_ListEstimate", "price of the ladder times running time, before alpha; null without a price"),
+        money(
+            "x_ListEstimate",
+            "list or spot price times observed running time, before alpha; null without a price or telemetry",
+        ),
         money("x_EstimatedCost", "x_ListEstimate times alpha"),
         money("BilledCost", "cash of the machine's usage rows in the hour; null until billed"),
         money("EffectiveCost", "amortised cost of the machine's usage rows in the hour; null until billed"),
@@ -373,7 +394,9 @@ RECONCILIATION = Table(
             values=(*STATES, "unmatched"),
         ),
         text(
-            "x_Finding", "what does not fit: unmatched, observed_exceeds_billed, no_price, meters_disagree", null=True
+            "x_Finding",
+            "what does not fit: unmatched, observed_exceeds_billed, no_price, no_telemetry, meters_disagree",
+            null=True,
         ),
     ),
 )

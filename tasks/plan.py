@@ -84,10 +84,14 @@ class DayPlan:
 
 @dataclass
 class Plans:
-    """Days that are due, oldest first, and the days that cannot be planned, with the reason."""
+    """Days that are due, oldest first; the days that cannot be planned, with the reason; and days that are too old.
+
+    `older` are days with charges that lie before the look-back and were never committed: only a backfill runs them.
+    """
 
     due: list[DayPlan] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    older: list[str] = field(default_factory=list)
 
 
 def plan(settings: Settings, last_day: str, first_day: str | None = None, recode: bool = False) -> Plans:
@@ -108,10 +112,11 @@ def plan(settings: Settings, last_day: str, first_day: str | None = None, recode
             shards.setdefault(day, []).append(ref)
     bills = bill.snapshots_in_force(lake, settings)
     # Committed days too: a delivery that takes all charges of a day away touches it by its absence.
-    known = {*bill.days_touched(lake, settings, bills=bills), *lake.committed_days()}
+    touched, committed = bill.days_touched(lake, settings, bills=bills), lake.committed_days()
+    known = {*touched, *committed}
     days = sorted({*shards, *(d for d in known if oldest <= d <= last_day)})
     prices = lake.handle(BILLING["core_pricing__list"], None, [list_prices()]) if days else None
-    found = Plans()
+    found = Plans(older=sorted(d for d in touched if d < oldest and d not in committed))
     for day in days:
         assert prices is not None
         try:

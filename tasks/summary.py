@@ -48,6 +48,20 @@ def history(run: Any) -> list[str]:
     return [f"{first}: {what}" if first == last else f"{first} to {last}: {what}" for first, last, what in lines]
 
 
+def notes(run: Any) -> list[str]:
+    """What a reader of the totals has to know: what they leave out, and what was not run."""
+    told = []
+    if not run.has_bills:
+        told.append("the settings name no bill source ([[bills]]): everything is an estimate")
+    for days, what in (
+        (run.older, "day(s) with charges lie before the look-back and are in no total; backfill them"),
+        (run.stale, "committed day(s) whose bill has changed were not run again; backfill them"),
+    ):
+        if days:
+            told.append(f"{len(days)} {what} ({days[0]} to {days[-1]})")
+    return told
+
+
 def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Published) -> list[dict[str, Any]]:
     """Rows of report_quality__runs for one committed day."""
     base = {"x_RunId": run_id, "x_UsageDate": dt.date.fromisoformat(day)}
@@ -180,6 +194,7 @@ def artifact_text(run: Any) -> str:
     """The page of a run: days with revision and cause, stages with times, deliveries, failures."""
     lines = [f"# Up to {run.last_day}", "", *(f"- {line}" for line in history(run))]
     lines += [f"- {day}: " + ", ".join(f"{k} {v}" for k, v in found.items()) for day, found in run.findings.items()]
+    lines += [f"- {note}" for note in notes(run)]
     lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
     lines += [
         f"| {s['stage']} | {s['ms'] / 1000:.2f} | {s.get('days', '')} | {s.get('reused', '')} |" for s in run.stages

@@ -23,12 +23,13 @@ ALPHA_ONE = 10**money.DIGITS
 
 @dataclass(frozen=True)
 class MachineFacts:
-    """What the day's bill says of one machine: accounts and services of its rows, instance type, region, currency."""
+    """What the day's bill says of one machine: accounts and services of its rows, instance type, region, currency, spot."""
 
     accounts: frozenset[tuple[str, str | None, str | None]]
     instance_type: str | None
     region: str | None
     currency: str | None
+    is_spot: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,15 @@ class Estimate:
 def machine_facts(charges: pa.Table) -> dict[str, MachineFacts]:
     """Facts of each machine that a machine row of the day names, by `cloud|instance`."""
     rows = charges.filter(pa.array(equals(charges["x_Class"], "machine")))
-    columns = ("BillingAccountId", "SubAccountId", "ServiceName", "RegionId", "BillingCurrency", "x_InstanceType")
+    columns = (
+        "BillingAccountId",
+        "SubAccountId",
+        "ServiceName",
+        "RegionId",
+        "BillingCurrency",
+        "x_InstanceType",
+        "PricingCategory",
+    )
     facts: dict[str, MachineFacts] = {}
     gathered: dict[str, list[tuple[str | None, ...]]] = {}
     values = [rows[c].to_pylist() for c in columns]
@@ -57,7 +66,8 @@ def machine_facts(charges: pa.Table) -> dict[str, MachineFacts]:
     for key, found in gathered.items():
         region, currency, kind = (min((str(r[i]) for r in found if r[i] is not None), default=None) for i in (3, 4, 5))
         accounts = frozenset((str(r[0]), r[1], r[2]) for r in found)
-        facts[key] = MachineFacts(accounts, kind, region, currency)
+        is_spot = {r[6] for r in found} == {"Dynamic"}
+        facts[key] = MachineFacts(accounts, kind, region, currency, is_spot)
     return facts
 
 
@@ -91,18 +101,18 @@ def machine_services(charges: pa.Table) -> dict[str, set[str]]:
 
 
 class PriceBook:
-    """List prices per hour by cloud, instance type and region.
+    """Prices per hour by cloud, instance type and region, of one pricing category: Standard (list) or Dynamic (spot).
 
     Of several the latest dated at or before the day, else the undated one, else the earliest of later ones.
     """
 
-    def __init__(self, prices: pa.Table, default_region: str, day: str) -> None:
+    def __init__(self, prices: pa.Table, default_region: str, day: str, category: str = "Standard") -> None:
         self._default = default_region
         self._prices: dict[tuple[str, str, str], tuple[Decimal, str]] = {}
         hourly = [
             r
             for r in prices.to_pylist()
-            if r["PricingCategory"] == "Standard" and time_unit_ns(r["PricingUnit"]) == HOUR_NS
+            if r["PricingCategory"] == category and time_unit_ns(r["PricingUnit"]) == HOUR_NS
         ]
         hourly.sort(key=lambda r: str(r["BillingCurrency"]), reverse=True)
         dated = [r for r in hourly if r["x_AsOf"][:4].isdigit()]

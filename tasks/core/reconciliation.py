@@ -25,6 +25,7 @@ from tasks.core.spans import HOUR_NS
 def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
     """Rows of report_reconciliation__hourly: every machine-hour that was observed or billed."""
     book = PriceBook(inputs.prices, inputs.default_region, inputs.day)
+    spot = PriceBook(inputs.prices, inputs.default_region, inputs.day, "Dynamic")
     facts = machine_facts(inputs.charges)
     estimated = {e.slot: e for e in ledger.estimated}
     rows = []
@@ -33,12 +34,18 @@ def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
             continue
         cloud, machine = slot.machine.split("|", 1)
         known = facts.get(slot.machine)
-        price = book.per_hour(cloud, slot.instance_type, known.region if known else None)
-        listed = None if price is None else list_units(price[0], slot.running_ns)
+        place = (cloud, slot.instance_type, known.region if known else None)
+        spot_price = spot.per_hour(*place) if known is not None and known.is_spot else None
+        price = spot_price or book.per_hour(*place)
+        # Without telemetry the running time is unknown, not zero: there is nothing to set beside the bill.
+        listed = None if price is None or not slot.devices else list_units(price[0], slot.running_ns)
         after = None if listed is None else money.half_even(listed * inputs.alpha, ALPHA_ONE)
         billed = ledger.usage_units.get(number) if slot.billed_ns is not None else None
-        state = "billed" if billed is not None else ("provisional" if estimated[number].provisional else "unmatched")
+        state = "billed"
+        if number in estimated:
+            state = "provisional" if estimated[number].provisional else "unmatched"
         accounts = sorted(a[0] for a in known.accounts) if known else [None]
+        findings = slot.findings if slot.devices else {*slot.findings, "no_telemetry"}
         rows.append(
             {
                 "x_HourUtc": inputs.day_ns + slot.hour * HOUR_NS,
@@ -52,13 +59,13 @@ def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
                 "BilledCost": _amount(billed[0]) if billed else None,
                 "EffectiveCost": _amount(billed[1]) if billed else None,
                 "x_Alpha": money.decimal(inputs.alpha),
-                "x_PriceSource": "list" if price else None,
+                "x_PriceSource": None if price is None else "spot" if spot_price else "list",
                 "x_ApeBefore": _ape(listed, billed),
                 "x_ApeAfter": _ape(after, billed),
                 "x_ObservedNs": slot.running_ns,
                 "x_BilledSpanNs": slot.billed_ns,
                 "x_State": state,
-                "x_Finding": ", ".join(sorted(slot.findings)) or None,
+                "x_Finding": ", ".join(sorted(findings)) or None,
             }
         )
     columns = []

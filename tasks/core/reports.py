@@ -64,7 +64,7 @@ def job_daily(day: dt.date, addresses: pa.Table, spans: pa.Table, jobs: pa.Table
             "x_EnergyMj": spent.get("x_EnergyMj"),
             "x_GpuHours": _hours(spent.get("x_Ns")),
         }
-        rows.append(row | _job_facts(facts, row) | _unit_costs(facts, row))
+        rows.append(row | _job_facts(facts, row) | _job_counts(facts, row) | _unit_costs(facts, row))
     return _table(JOB_DAILY, rows)
 
 
@@ -78,22 +78,31 @@ def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Tab
         "SubAccountId",
         "ServiceName",
         "ResourceId",
+        "x_DeviceId",
         "x_Category",
+        "x_Reason",
     )
     values = dict.fromkeys(MONEY, "sum") | {"x_InstanceType": "min", "x_MachineId": "min"}
     cost = sums(addresses, key, values).to_pylist()
-    time_key = ("x_Cloud", "x_State", "x_MachineId", "x_Category")
+    time_key = ("x_Cloud", "x_State", "x_MachineId", "x_DeviceId", "x_Category", "x_Reason")
     time = _by(sums(spans, time_key, {"x_Ns": "sum"}).to_pylist(), time_key)
     coverage = _coverage(spans)
     rows = []
     for row in _ordered(cost, key):
         machine = row.pop("x_MachineId")
-        own = machine is not None and row["ResourceId"] is not None and machine in row["ResourceId"]
-        spent = time.pop((row["x_Cloud"], row["x_State"], machine, row["x_Category"]), {}) if own else {}
+        own = _names(row["ResourceId"], machine)
+        spent = time.pop(tuple((row | {"x_MachineId": machine})[k] for k in time_key), {}) if own else {}
         row |= {"x_UsageDate": day, "x_GpuNs": spent.get("x_Ns"), "x_GpuHours": _hours(spent.get("x_Ns"))}
         row["x_CoveragePpm"] = coverage.get((row["x_Cloud"], machine)) if own else None
         rows.append(row)
     return _table(RESOURCE_DAILY, rows)
+
+
+def _names(resource: str | None, machine: str | None) -> bool:
+    """Whether a resource id, bare or as an ARN, is that of a machine and not of something that hangs on it."""
+    if resource is None or machine is None:
+        return False
+    return resource.lower() == machine.lower() or resource.lower().endswith("/" + machine.lower())
 
 
 def layer_daily(
@@ -130,7 +139,7 @@ def layer_daily(
         rows.append(row)
     key = (*base, "x_Category")
     for row in _ordered(sums(rest, key, amounts).to_pylist(), key):
-        rows.append(row | {"x_BoundPpm": 0})
+        rows.append(row)
     for row in rows:
         row |= {"x_UsageDate": day} | _job_facts(facts, row) | _unit_costs(facts, row) | _efficiency(row, peak, power)
     return _table(LAYER_DAILY, rows)
@@ -259,6 +268,12 @@ def _job_facts(facts: Mapping[tuple[Any, ...], dict[str, Any]], row: Mapping[str
         "x_Project": job.get("project"),
         "x_Model": job.get("model"),
     }
+
+
+def _job_counts(facts: Mapping[tuple[Any, ...], dict[str, Any]], row: Mapping[str, Any]) -> dict[str, Any]:
+    names = {"x_Units": "units", "x_Samples": "samples", "x_TokensIn": "tokens_in", "x_TokensOut": "tokens_out"}
+    job = facts.get((row["x_JobId"], row["x_Attempt"]), {})
+    return {ours: job.get(theirs) for ours, theirs in names.items()}
 
 
 def _hours(ns: int | None) -> float | None:

@@ -23,10 +23,8 @@ def lake(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def code(language: str) -> str:
-    found = re.search(rf"```{language}\n(.*?)```", README, re.S)
-    assert found, language
-    return found[1]
+def code(language: str, number: int = 0) -> str:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.S)[number]
 
 
 def test_the_money_table_is_the_one_that_is_printed(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,6 +42,14 @@ def test_the_duckdb_lines_give_the_same_money(lake: Path) -> None:
     assert len(text) > 15
     for category, (cash, amortised) in text.items():
         assert re.search(rf"{category} +│ +{re.escape(cash)} │ +{re.escape(amortised)}", README), category
+
+
+def test_the_lines_down_to_the_device_find_idle_money(lake: Path) -> None:
+    statements = code("sql", 1).replace("'lake/", f"'{lake}/lake/").split(";\n")
+    with duckdb.connect() as engine:
+        engine.execute(statements[0])
+        rows = engine.execute(statements[1]).fetchall()
+    assert len(rows) == 5 and all(device.startswith("GPU-") and money > 0 for _, device, money in rows)
 
 
 def test_the_pandas_lines_run(lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

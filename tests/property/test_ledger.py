@@ -10,7 +10,11 @@ from hypothesis import strategies as st
 
 from schemas.billing import PRICES
 from tasks import witness
+from tasks.core import money
 from tasks.core.ledger import Inputs, settle
+from tasks.core.reconciliation import reconciliation_hourly
+from tasks.core.reports import job_daily, layer_daily, resource_daily
+from tasks.publish import assert_same_total
 from tests import tables
 from tests.tables import DAY, HOUR, SECOND, build, charge, device, layer, ns
 
@@ -187,6 +191,17 @@ def agree(day: Inputs) -> pa.Table:
         ledger.layers,
         ledger.spans,
     )
+    reconciled = reconciliation_hourly(day, ledger)
+    assert sum(r["BilledCost"] or 0 for r in reconciled.to_pylist()) == sum(
+        money.decimal(cash) for cash, _ in ledger.usage_units.values()
+    )
+    date = dt.date.fromisoformat(day.day)
+    for report in (
+        job_daily(date, ledger.addresses, ledger.spans, day.jobs),
+        resource_daily(date, ledger.addresses, ledger.spans),
+        layer_daily(date, ledger.addresses, ledger.layers, day.layer_hourly, ledger.spans, day.jobs, lambda *_: 10**14),
+    ):
+        assert_same_total(ledger.addresses, report, "report")
     return ledger.addresses
 
 
