@@ -50,7 +50,7 @@ def totals_by_category(addresses: pa.Table) -> list[dict[str, Any]]:
 
 def job_daily(day: dt.date, addresses: pa.Table, spans: pa.Table, jobs: pa.Table) -> pa.Table:
     """Rows of report_cost__job_daily."""
-    key = ("x_Cloud", "BillingCurrency", "x_State", "x_JobId", "x_Attempt", "x_Category")
+    key = JOB_DAILY.key
     cost = sums(addresses, key, dict.fromkeys(MONEY, "sum")).to_pylist()
     time_key = ("x_Cloud", "x_State", "x_JobId", "x_Attempt", "x_Category")
     time = _by(sums(spans, time_key, {"x_Ns": "sum", "x_EnergyMj": "sum"}).to_pylist(), time_key)
@@ -70,18 +70,7 @@ def job_daily(day: dt.date, addresses: pa.Table, spans: pa.Table, jobs: pa.Table
 
 def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Table:
     """Rows of report_cost__resource_daily."""
-    key = (
-        "x_Cloud",
-        "BillingCurrency",
-        "x_State",
-        "BillingAccountId",
-        "SubAccountId",
-        "ServiceName",
-        "ResourceId",
-        "x_DeviceId",
-        "x_Category",
-        "x_Reason",
-    )
+    key = RESOURCE_DAILY.key
     values = dict.fromkeys(MONEY, "sum") | {"x_InstanceType": "min", "x_MachineId": "min"}
     cost = sums(addresses, key, values).to_pylist()
     time_key = ("x_Cloud", "x_State", "x_MachineId", "x_DeviceId", "x_Category", "x_Reason")

@@ -15,22 +15,6 @@ from seedance.schema import MONEY
 from tasks.core import money
 from tasks.errors import LawError
 
-POOL = (
-    "x_HourUtc",
-    "x_Cloud",
-    "x_JobId",
-    "x_Attempt",
-    "x_InstanceType",
-    "PricingCategory",
-    "BillingAccountId",
-    "SubAccountId",
-    "BillingPeriodStart",
-    "InvoiceId",
-    "BillingCurrency",
-    "x_State",
-    "x_Revision",
-    "x_Cause",
-)
 LAYER = (
     ("x_Layer", "layer"),
     ("x_Pass", "pass"),
@@ -39,6 +23,8 @@ LAYER = (
     ("x_BatchSize", "batch_size"),
     ("x_Dtype", "dtype"),
 )
+POOL = (*(name for name in LAYERS.key if name not in dict(LAYER)), "x_Revision", "x_Cause")
+"""What shares its work money over layers on its own; revision and cause are those of the day."""
 AMOUNTS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 _JOB_HOUR = ("hour_utc", "job_id", "attempt")
 _EVIDENCE = {"measured": 0, "interpolated": 1, "assumed": 2}

@@ -22,6 +22,7 @@ from seedance.shard import parse_name, read_shard, write_shard
 from tasks import reconcile
 from tasks.core import ledger as ledger_core
 from tasks.settings import BillSource, Settings
+from tasks.summary import notes
 from tests import nights, truth
 from tests.bills import csv_bytes, row
 from tests.fleet import FleetSpec, build, full_spec, observe, tiny_spec, true_ledger, write_fleet
@@ -297,3 +298,19 @@ def test_hostile_text_is_shown_as_it_is(tmp_path: Path, capsys: pytest.CaptureFi
     tell(run)
     printed = capsys.readouterr()
     assert "[/red]" in printed.out and "[bold]x" in printed.out and "[/red]x" in printed.err
+
+
+def test_what_the_totals_leave_out_is_said(tmp_path: Path) -> None:
+    rows = [
+        on("2026-11-10"),
+        on("2026-06-05", BillingPeriodStart="2026-06-01T00:00:00Z", BillingPeriodEnd="2026-07-01T00:00:00Z"),
+    ]
+    (tmp_path / "bill.csv").write_bytes(csv_bytes(rows))
+    settings = Settings(lake=str(tmp_path / "lake"), bills=(BillSource(name="focus", url=str(tmp_path / "bill.csv")),))
+    run = nights.run(settings, "2026-11-20")
+    (note,) = notes(run)
+    assert "1 day(s) with charges lie before the look-back" in note and "2026-06-05" in note
+    nights.run(settings, "2026-06-30", first_day="2026-06-01")
+    assert notes(nights.run(settings, "2026-11-20")) == []
+    (alone,) = notes(nights.run(Settings(lake=str(tmp_path / "other")), "2026-11-20"))
+    assert "name no bill source" in alone
