@@ -11,6 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -20,6 +21,8 @@ from seedance.errors import Exists, StoreError
 from seedance.schema import Table, number
 from seedance.store import Entry, Store
 from tasks.io.lake import Commit, Lake, Moved, Step
+from tests import nights
+from tests.fleet import build, tiny_spec, write_fleet
 
 DAY = "2026-11-28"
 REPORT = Table("report_test__daily", "one line", ("n",), (number("n", 64, "count", "number"),))
@@ -211,3 +214,17 @@ def test_a_late_writer_is_repaired(url: str) -> None:
     assert lake.repair() == [DATA_PATH]
     assert (published(lake), lake.store.read(f"report/_days/{DAY}.json")) == (new, record)
     assert lake.repair() == []
+
+
+def test_a_whole_night_on_s3_publishes_the_bytes_of_a_night_on_disk(url: str, tmp_path: Path) -> None:
+    spec = tiny_spec(13, spot=True, gap=True)
+    write_fleet(build(spec), tmp_path / "fleet")
+    nights.run(nights.settings_for(tmp_path / "fleet", tmp_path / "lake"), spec.day)
+    settings = nights.settings_for(tmp_path / "fleet", tmp_path).model_copy(update={"lake": url})
+    assert nights.run(settings, spec.day).failed == {}
+    lake = tmp_path / "lake"
+    paths = [p.relative_to(lake).as_posix() for p in (lake / "report").rglob("data.parquet")]
+    same = {p: Store(url).read(p) == (lake / p).read_bytes() for p in paths if nights.QUALITY not in p}
+    assert len(same) >= 5 and all(same.values())
+    again = nights.run(settings, spec.day)
+    assert (again.failed, again.repaired, again.causes) == ({}, [], {})
