@@ -1,6 +1,6 @@
 """Bills and prices in FOCUS columns, letter for letter; ours carry `x_`. Types, null rule and version per column.
 
-Source: FOCUS 1.2 column list (billing.md section 2.1), split columns of 1.3. Reading is caseless for enumerations; at rest
+Source: FOCUS 1.2 specification, columns of Cost and Usage; split columns of 1.3. Reading is caseless for enumerations; at rest
 they are spelled as FOCUS spells them.
 """
 
@@ -37,8 +37,8 @@ CHARGES = Table(
     (
         text(
             "x_ChargeKey",
-            "sha256 over all columns except costs, quantities, prices, InvoiceId and lineage",
-            source="ledger.md 1",
+            "what the charge is known by: sha256 over all columns except costs, quantities, prices, InvoiceId and those that "
+            "say how the row was delivered",
         ),
         number("x_Occurrence", 32, "count", "number among rows of equal key in the delivery, from 0", summed=False),
         Column("x_UsageDate", pa.date32(), "UTC day that this row is about"),

@@ -30,6 +30,9 @@ Written by `python -m schemas.dictionary --write` from the declarations in `seed
 `make check` fails when it is stale. Instants are UTC, intervals half-open. Missing is null: never zero, never empty
 text. Columns named in snake_case carry their unit last; columns named as FOCUS column IDs mean what FOCUS says, and
 `x_` marks our own. Key columns are in bold.
+
+How the values come about: [ledger](rules/ledger.md) (charges to addresses, with a glossary), [telemetry](rules/telemetry.md)
+(shards, the split of time) and [lake](rules/lake.md) (what is written when, how to read it).
 """
 
 

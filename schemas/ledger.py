@@ -1,7 +1,7 @@
 """The ledger: addresses, layer costs and billed spans. `core_cost__addresses` alone closes to the bill.
 
 Billing columns are FOCUS column IDs; ours carry `x_`. BilledCost (cash) and EffectiveCost (amortised) are never mixed;
-both are null on estimates, whose money stands in x_EstimatedCost. Source: ledger.md.
+both are null on estimates, whose money stands in x_EstimatedCost. Source: infra/rules/ledger.md.
 """
 
 from dataclasses import replace
@@ -27,7 +27,7 @@ BILLED = money("BilledCost", "cash ledger; null on estimates")
 EFFECTIVE = money("EffectiveCost", "amortised ledger; null on estimates")
 LIST = money("ListCost", "list value; null where the bill has none")
 ESTIMATED = money("x_EstimatedCost", "estimate times alpha; null once billed")
-CATEGORY = text("x_Category", "category of ledger.md section 3", values=CATEGORIES)
+CATEGORY = text("x_Category", "where the money went: the first allowed value whose rule fits", values=CATEGORIES)
 JOB = text("x_JobId", "job; null where no job's work explains the money", null=True)
 ATTEMPT = number("x_Attempt", 16, "count", "restart number of the job", null=True, summed=False)
 ACCOUNT = (
@@ -55,7 +55,8 @@ BOUND = number(
     "x_BoundPpm",
     32,
     "ppm",
-    "the true cost of the row lies within this many ppm of its pool's cost",
+    "how far the true cost may lie from the row's: four standard errors of the sampled units, in ppm of the cost of all "
+    "work of the job in the hour on the instance type and terms; 0 where every unit was sampled",
     max=1_000_000,
     summed=False,
 )

@@ -32,7 +32,7 @@ CATEGORIES = (
     "unattributed_busy",
     "held_idle",
 )
-"""The categories of ledger.md section 3, in order of precedence."""
+"""The categories of infra/rules/ledger.md 3, in order of precedence."""
 
 TIME_CATEGORIES = CATEGORIES[13:]
 """Categories that share out the time of a tied machine."""
@@ -148,7 +148,8 @@ LAYER_HOURLY = Table(
             "bound_ppm",
             32,
             "ppm",
-            "the true share of the row in its pool's work lies within this many ppm of the pool",
+            "four standard errors of ns, from the spread over sampled units, in ppm of the work of the job in the hour; 0 when "
+            "every unit was sampled, at most 1,000,000",
             max=1_000_000,
             summed=False,
         ),

@@ -219,7 +219,7 @@ def instant(name: str, about: str, **facts: Any) -> Column:
     return Column(name, INSTANT, about, unit="ns UTC", **facts)
 
 
-# --- the shards that GPU hosts write (telemetry.md section 1) -------------------------------------------------------
+# --- the shards that GPU hosts write --------------------------------------------------------------------------------
 
 _T = "seedance telemetry, version 1"
 PASSES = ("fwd", "bwd", "recompute", "optim", "comm", "copy", "none")
@@ -320,7 +320,11 @@ OP_WINDOWS = Table(
         *_RANK_KEY,
         number("op_key", 64, "hash", "BLAKE2b-64 of layer|pass|op|phase|batch|dtype", min=None, summed=False),
         text("variant", "kernel or shape variant of the op; empty when there is one"),
-        text("method", "how it was timed", values=METHODS),
+        text(
+            "method",
+            "how it was timed: CUDA events, a profiler, a graph split by another run, FLOPs, a host clock",
+            values=METHODS,
+        ),
         instant("window_start_utc", "start of the window"),
         text(
             "layer",
@@ -341,8 +345,8 @@ OP_WINDOWS = Table(
         number("bytes_ideal", 64, "bytes", "least memory traffic"),
         number("uncounted_calls", 64, "count", "calls without a FLOP formula"),
         number("sampled_calls", 64, "count", "calls in sampled units"),
-        number("busy_ns", 64, "ns", "raw time in sampled units"),
-        number("exclusive_ns", 64, "ns", "time in sampled units after the sweep: adds up to sampled_active_ns"),
+        number("busy_ns", 64, "ns", "time in sampled units, where overlapping ops each count it"),
+        number("exclusive_ns", 64, "ns", "time in sampled units, each ns to one op: adds up to sampled_active_ns"),
         number("exclusive_us2", 64, "us^2", "sum over sampled units of the squared exclusive time"),
     ),
 )

@@ -1,7 +1,7 @@
 """Which days are due, and why: the inputs of each day beside those of its head.
 
 A day is due when new raw or bill objects touch it and its data key differs from its head's. Code alone never makes a committed
-day due, except where shards were quarantined and the reader has changed since. Source: lake.md 3, 7, 10.
+day due, except where shards were quarantined and the reader has changed since. Source: infra/rules/lake.md 3, 7, 10.
 """
 
 from __future__ import annotations

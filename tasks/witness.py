@@ -131,7 +131,7 @@ def check(
             address, both amounts and the number of differences per table (where, expected, found, differences,
             address).
 
-    Source: ledger.md sections 1 to 4.
+    Source: infra/rules/ledger.md 1 to 4.
     """
     usage = (charges, device_hourly, layer_hourly, attachments, prices)
     ledger = {ADDRESSES.name: addresses, LAYERS.name: layers, SPANS.name: spans}

@@ -1,5 +1,6 @@
 -- The second ledger: from one day's charges and usage to addresses, spans and layers, in integers, and the differences
--- from the first ledger. Shares no code with tasks/core; knows no file and no clock. Source: ledger.md sections 1 to 4.
+-- from the first ledger. Shares no code with tasks/core; knows no file and no clock.
+-- Source: infra/rules/ledger.md 1 to 4, which the sections below name.
 --
 -- In (registered by tasks/witness.py; instants are BIGINT ns UTC, money whole units of 10^-digits, quantities and prices
 -- whole units of 1e-12, both as DECIMAL(38, 0)): settings_in, charges_in, device_in, layer_in, attach_in, counts_in, prices_in,
@@ -11,7 +12,7 @@ SET TimeZone = 'UTC';
 SET default_null_order = 'nulls_last';
 SET preserve_insertion_order = false;
 
--- === Numbers (sections 1, 4.10; billing.md 11) ======================================================================
+-- === Numbers (sections 1, 4.4, 4.10) ================================================================================
 
 -- floor(u * w / t) and its remainder. u * w can pass 2^127, so u is taken apart: u = (u // t) * t + u % t.
 CREATE TEMP MACRO whole_share(u, w, t) AS (u // t) * w + ((u % t) * w) // t;

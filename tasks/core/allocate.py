@@ -1,7 +1,8 @@
 """Charges to addresses: hours of the day, the first rounding over machine time, the second over layers.
 
 Charges, labels and machine-hour vectors in; addresses that add up to the charges' day parts out, digit for digit, in the cash
-and in the amortised ledger separately. Knows no bill format, no telemetry format, no disk, no clock. Source: ledger.md 4.
+and in the amortised ledger separately. Knows no bill format, no telemetry format, no disk, no clock.
+Source: infra/rules/ledger.md 4.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Periods:
         return bool(self.low[at] == self.start[at] and self.high[at] == self.end[at])
 
     def share(self, quantity: int, at: int) -> int:
-        """The day's part of a quantity of the whole charge, by the running floor of ledger.md 4.4."""
+        """The day's part of a quantity of the whole charge, by the running floor of `money.telescope`."""
         start, length = int(self.start[at]), int(self.end[at] - self.start[at])
         return quantity * (int(self.high[at]) - start) // length - quantity * (int(self.low[at]) - start) // length
 
@@ -93,7 +94,7 @@ def day_amounts(charges: pa.Table) -> dict[str, Ints]:
 def hour_parts(charges: pa.Table, labels: Labels, day_ns: int, hours: MachineHours) -> Parts:
     """Every charge's day part over the hours of the day; fills in the billed span of each machine-hour on the way.
 
-    Source: ledger.md 4.3 to 4.6.
+    Source: infra/rules/ledger.md 4.3 to 4.6.
     """
     periods = Periods.of(charges, day_ns)
     amounts = day_amounts(charges)

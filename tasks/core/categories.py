@@ -1,4 +1,4 @@
-"""The category of each charge: the first thirteen of ledger.md section 3, and what is tied to a machine instead.
+"""The category of each charge: the first thirteen of infra/rules/ledger.md 3, and what is tied to a machine instead.
 
 Charges and what is known of the day's machines in; one label a charge out. First match wins, so the order below is the rule.
 Knows no amounts beyond their sign, no disk, no clock.
@@ -30,9 +30,9 @@ class Labels:
     Args:
         category: shape (n,), a category name, or TIED_MACHINE, TIED_DEPENDANT.
         plain: shape (n,), true for tied usage that is neither negative nor a correction: it follows running time.
-        spans: shape (n,), of these the machine's own rows: their quantity is the billed span of a machine-hour (ledger.md 4.6).
+        spans: shape (n,), of these the machine's own rows: their quantity is the billed span of a machine-hour.
         touches: shape (n,), every usage row of a machine: an hour that one touches has been billed.
-        whole: shape (n,), true for charges that book whole at ChargePeriodStart (ledger.md 4.3, 4.4).
+        whole: shape (n,), true for charges that book whole at ChargePeriodStart.
     """
 
     category: npt.NDArray[np.object_]
@@ -65,7 +65,7 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
         machines: `cloud|instance` of every machine known that day, from telemetry; the machine rows of the bill are added here.
         attached: `cloud|id` of volumes and addresses that telemetry saw on an instance that day.
 
-    Source: ledger.md section 3; PricingCategory and the statuses as FOCUS 1.2 defines them.
+    Source: infra/rules/ledger.md 3, 4.3 and 4.6; ChargeCategory, ChargeClass and the statuses as FOCUS 1.2 defines them.
     """
     usage = equals(charges["ChargeCategory"], "Usage")
     usage_based = equals(charges["ChargeFrequency"], "Usage-Based")
@@ -99,14 +99,14 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
         (unused, "commitment_unused"),
         (capacity_unused, "capacity_unused"),
         (of_class("support"), "support"),
-        (of_class("machine") | names_machine, TIED_MACHINE),
+        (names_machine, TIED_MACHINE),
         (names_attached, TIED_DEPENDANT),
         (equals(charges["ChargeCategory"], "Credit"), "credit"),
         (equals(charges["ChargeCategory"], "Adjustment") | equals(charges["ChargeClass"], "Correction"), "adjustment"),
         (negative, "refund"),
         (of_class("storage"), "storage"),
         (of_class("shared"), "shared"),
-        (of_class("untied") | of_class("dependant"), "untied"),
+        (of_class("untied") | of_class("dependant") | of_class("machine"), "untied"),
     ]
     category = np.full(len(charges), "other_usage", object)
     for mask, name in reversed(rules):

@@ -15,7 +15,7 @@ Times are ns from the start of the device's hour. In a segment of L ns:
   floor(busy * part / L). Energy from the former reading to x is floor(energy * x / covered), over parts by largest remainder.
 
 Sums over segments are all that is kept, so that stretches of one hour can be swept apart and added. Knows no day.
-Source: telemetry.md 4.4 and 4.5, ledger.md rule 14.
+Source: infra/rules/telemetry.md 4.4 and 4.5.
 """
 
 from __future__ import annotations
@@ -161,14 +161,18 @@ def _pairs(points: Ints, segments: Columns, processes: Columns, steps: Columns, 
     pairs = fold(join(by_process, by_step), ("segment", "holder"))
     alone = np.ones(len(reading), bool)
     alone[pairs["segment"]] = False
-    lost = np.flatnonzero(alone & (reading >= 0) & (segments["process_count"] > 0))
+    lost = np.flatnonzero(alone & (reading >= 0) & (segments["process_count"] != 0))
     ghosts = {
         "segment": lost,
         "holder": nobody + segments["device"][lost],
         "processes": np.ones(len(lost), np.int64),
         "no_util": np.ones(len(lost), np.int64),
         "no_limit": np.ones(len(lost), np.int64),
+        "is_unsure": (segments["process_count"][lost] == UNKNOWN).astype(np.int64),
     }
+    pairs = join(
+        pairs, {name: values[:0] for name, values in ghosts.items()}
+    )  # the same columns, whether any is lost or not
     pairs = fold(join(pairs, ghosts), ("segment", "holder")) if len(lost) else pairs
     for name in ("util", "limit"):
         unknown = (pairs["processes"] == 0) | (pairs[f"no_{name}"] > 0)
@@ -253,6 +257,8 @@ def _rows(segments: Columns, pairs: Columns, seen: Evidence) -> Columns:
     nobody = np.full(len(seen.low), HOUR_NS * 2, np.int64)
     before = (segments["begin"][segment] < np.concatenate([seen.first, nobody])[holder]).astype(np.int64)
     busy = telescope(segments["busy_ns"][segment], part, np.maximum(segments["ns"][segment], 1))
+    # Whether anybody holds the device is not known: what was busy was busy, and the rest is neither idle nor held.
+    unsure = known & (pairs["is_unsure"] > 0)
     energy, spare_energy, idle_energy = _energy(segments, pairs)
     power = segments["is_powered"]
     main = {
@@ -261,9 +267,9 @@ def _rows(segments: Columns, pairs: Columns, seen: Evidence) -> Columns:
         "is_inside": at[segment],
         "is_before": np.where(step, 0, before),
         "full_ns": np.where(step, segments["ns"][segment], 0),
-        "known_ns": np.where(known, part, 0),
+        "known_ns": np.where(unsure, busy, np.where(known, part, 0)),
         "busy_ns": np.where(known & ~step, busy, 0),
-        "blind_ns": np.where(read & ~known, part, 0),
+        "blind_ns": np.where(unsure, part - busy, np.where(read & ~known, part, 0)),
         "dark_ns": np.where(read, 0, part),
         "even_ns": np.where(pairs["is_even"] > 0, part, 0),
         "energy_mj": energy,

@@ -15,7 +15,7 @@ Where step time is more than the job's windows (a unit that began before its win
 from what the same job claims after its first unit, then from its startup, then from all claims of the device, each in
 proportion by largest remainder. Energy of step windows goes over the job's step categories by ns, other energy over the
 categories of its claim by ns; what is taken from a claim takes its energy along. Knows no op and no layer.
-Source: telemetry.md 4.4 and 4.5.
+Source: infra/rules/telemetry.md 4.4 and 4.5.
 """
 
 from __future__ import annotations

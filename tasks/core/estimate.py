@@ -1,7 +1,7 @@
 """Estimates: what machine-hours cost that the bill has not reached yet.
 
 Observed machine-hours, prices and watermarks in; price and estimate of each out. An estimate never enters a sum of billed
-money; it stands in x_EstimatedCost on its own. Knows no disk, no clock. Source: ledger.md 4.13 and section 5.
+money; it stands in x_EstimatedCost on its own. Knows no disk, no clock. Source: infra/rules/ledger.md 4.13 and 5.
 """
 
 from __future__ import annotations

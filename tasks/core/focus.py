@@ -96,7 +96,7 @@ def normalise(raw: pa.Table, place: Place) -> Batch:
         DeliveryError: a mandatory column is missing, a column is there twice, or a value does not parse. Carries
             source, file, row, column, expected, found.
 
-    Source: FOCUS 1.0 to 1.4 column lists; billing.md section 2; ledger.md section 1.
+    Source: FOCUS specification 1.0 to 1.4, columns of Cost and Usage; infra/rules/ledger.md 1.
     """
     known, extra = _headers(raw.column_names, place)
     columns: dict[str, pa.Array] = {}
@@ -254,7 +254,7 @@ def occurrences(rows: pa.Table) -> pa.Array:
     Args:
         rows: all stored charges of one delivery, with x_ChargeKey.
 
-    Source: ledger.md section 1.
+    Source: infra/rules/ledger.md 1.
     """
     numbers = np.zeros(len(rows), np.int32)
     codes = rows["x_ChargeKey"].combine_chunks().dictionary_encode().indices.to_numpy(zero_copy_only=False)

@@ -26,7 +26,7 @@ PLAIN = r"^-?[0-9]{1,26}(?:\.[0-9]{1,12}0*)?$"
 """Decimals that fit as they are; everything else goes through Python's decimals."""
 WHOLE_DIGITS = 26
 NUMBER = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?")
-"""Legal numbers: no thousands sign, no leading plus; an exponent is legal (billing.md 2.5)."""
+"""Legal numbers: no thousands sign, no leading plus; an exponent is legal. Source: FOCUS 1.2, Numeric Format."""
 MOMENT = re.compile(
     r"(\d{4})-(\d{2})-(\d{2})(?:[T ](\d{2}):(\d{2})(?::(\d{2})(?:\.(\d{1,9}))?)? ?(?:Z|z|UTC|([+-])(\d{2}):?(\d{2}))?)?",
     re.ASCII,

@@ -2,7 +2,7 @@
 
 Rows of layer (none) are time of devices, not of layers, and are left out. A row's bound is the sum of the bounds of its
 strata over the pool (hour, job, attempt), weighted by their active time, rounded up. Knows no device hour.
-Source: telemetry.md 4.2 and 4.3.
+Source: infra/rules/telemetry.md 4.2 and 4.3, infra/rules/ledger.md 4.11.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ no op row explains weighs as (none) unattributed_busy. A stratum without a sampl
 is known only after the merge. Everything summed is an integer; the bound of a share is rounded up to whole ns before it is
 added. Knows no readings and one hour only.
 
-Source: telemetry.md 4.2 and 4.3; the bound is stated in `_bounds`.
+Source: infra/rules/telemetry.md 4.2 and 4.3; the bound is stated in `_bounds`.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def sweep(segments: Sequence[Segment], begin: int, end: int, *, empty: str = "he
     Returns:
         Exclusive ns by key, keys without any left out.
 
-    Source: telemetry.md 4.2.
+    Source: infra/rules/telemetry.md 4.2.
     """
     keys = sorted({s.key for s in segments})
     number = {key: i for i, key in enumerate(keys)}

@@ -1,7 +1,7 @@
 """One day's ledger: from charges and observed time to addresses, layer money and billed spans, with the laws asserted.
 
 The order of the rules is the order of the code: label, hours, spans, vectors, first rounding, estimates, second rounding.
-Knows no disk, no clock. Source: ledger.md sections 2 to 4.
+Knows no disk, no clock. Source: infra/rules/ledger.md 2 to 4.
 """
 
 from __future__ import annotations

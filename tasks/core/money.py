@@ -2,7 +2,7 @@
 
 Amounts are signed integers of 1e-12 of their currency: int64 while every amount fits (9.2 million), Python integers in an
 object array beyond. `apportion` is the largest-remainder rule, `telescope` the running-floor rule; both work on the absolute
-value and restore the sign. Knows no tables, no clock, no disk. Source: billing.md section 11, ledger.md sections 1 and 4.
+value and restore the sign. Knows no tables, no clock, no disk. Source: infra/rules/ledger.md 1 and 4.4.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def apportion(total: Ints, start: Ints, weight: Ints) -> Ints:
     Raises:
         ValueError: a weight is negative, or a group with a total other than 0 has no positive weight.
 
-    Source: billing.md section 11; verified against fractions in tests/property/test_money.py.
+    Source: infra/rules/ledger.md 1; verified against fractions in tests/property/test_money.py.
     """
     groups = len(total)
     if len(start) != groups + 1 or (groups and start[-1] != len(weight)):
@@ -89,7 +89,7 @@ def telescope(total: Ints, upto: Ints, length: Ints) -> Ints:
         upto: ns from the start of the charge, 0 <= upto <= length.
         length: ns of the charge, positive.
 
-    Source: ledger.md 4.4.
+    Source: infra/rules/ledger.md 4.4.
     """
     amount = np.abs(total)
     share, _ = multiply_divide(amount % length, upto, length)

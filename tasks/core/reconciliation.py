@@ -1,7 +1,8 @@
 """Estimate beside bill, machine-hour by machine-hour, and the bridge from a bill's rows to its addresses.
 
 A settled ledger in; report_reconciliation__hourly and report_bridge__monthly out. No bill row is ever scaled: the factor touches
-estimates only, and what a file leaves unexplained stands here and nowhere else. Knows no disk, no clock. Source: ledger.md 2, 5.
+estimates only, and what a file leaves unexplained stands here and nowhere else. Knows no disk, no clock.
+Source: infra/rules/ledger.md 2 and 5.
 """
 
 from __future__ import annotations

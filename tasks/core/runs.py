@@ -3,7 +3,7 @@
 The last statement (by instant, then rank, the whole job after its ranks, then statement) gives the descriptive facts; a
 nullable fact that it lacks keeps the last value that was stated. Units are the maximum over ranks, since ranks step
 together; samples, tokens and requests are sums, since one rank of a replica writes them. Knows no device time.
-Source: telemetry.md sections 1 and 2.
+Source: infra/rules/telemetry.md 1 and 2.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The second rounding: the work of a pool over layers.
 
 Work addresses and layer time in; money by layer, pass, op, phase, batch size and dtype out, adding up pool by pool. Knows no
-charges, no disk, no clock. Source: ledger.md 4.11.
+charges, no disk, no clock. Source: infra/rules/ledger.md 4.11.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A problem is told by its lowest row (instant, then key), so it depends on the set of rows and never on their order.
 Times are integer ns; nothing is rounded. Amounts that no host can have had are refused, so that no later sum leaves
 int64. No rule has a tolerance except one: op shares are not cut at the hour while
-wall time is (telemetry.md section 2), so the first window in which a rank ends a unit may hold more sampled active time
+wall time is (infra/rules/telemetry.md 2), so the first window in which a rank ends a unit may hold more sampled active time
 than active time. Knows no file, no footer and no other hour.
 """
 

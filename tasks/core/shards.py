@@ -32,7 +32,7 @@ HELD = {DEVICE_SAMPLES.name: DEVICE, STEP_WINDOWS.name: RANK}
 FOLLOWS = {PROCESS_SAMPLES.name: DEVICE_SAMPLES.name, OP_WINDOWS.name: STEP_WINDOWS.name}
 """Tables whose rows mean nothing without those of another of the same host and hour."""
 CAP_PERIODS = 3
-"""Periods that a reading covers at most (telemetry.md section 4)."""
+"""Periods that a reading covers at most (infra/rules/telemetry.md 4.4)."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError)
 """What reading damaged Parquet raises, as found by damaging it."""
 
@@ -285,7 +285,7 @@ def _clash(name: ShardName, key: Sequence[Any], other: str, first: int, last: in
 def compare_ops(steps: Sequence[pa.Table], ops: Sequence[pa.Table]) -> OpTotals:
     """Whether exclusive time of op rows adds up to sampled active time of step rows, per rank, phase and batch size.
 
-    Only ranks that wrote op rows are looked at: of a large job, eight replicas do (telemetry.md section 1).
+    Only ranks that wrote op rows are looked at: of a large job, eight replicas do (infra/rules/telemetry.md 2).
     """
     parts = [_halves(t, "sampled_active_ns", 0) for t in steps] + [_halves(t, "exclusive_ns", 1) for t in ops]
     table = pa.concat_tables(parts or [_halves(STEP_WINDOWS.empty(), "sampled_active_ns", 0)])

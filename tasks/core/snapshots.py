@@ -81,7 +81,9 @@ def contenders(listed: Iterable[Listed]) -> dict[str, list[Listed]]:
     """Deliveries that may count for each billing period, newest first: of a group its newest, of equal bytes one.
 
     Newest is the greatest by time, then the one the provider's pointer names, then id. Each delivery is a snapshot that
-    replaces the one before (billing.md R2).
+    replaces the one before.
+
+    Source: infra/rules/lake.md 8; AWS Data Exports documentation, export delivery.
     """
     best: dict[tuple[str, str], Listed] = {}
     for one in listed:
@@ -146,7 +148,7 @@ def split_days(charges: pa.Table) -> pa.Table:
     Returns:
         The same columns, and x_UsageDate, x_IsHomeDay, x_DayBilledCost, x_DayEffectiveCost, x_DayListCost.
 
-    Source: ledger.md 4.3 and 4.4.
+    Source: infra/rules/ledger.md 4.3 and 4.4.
     """
     start, end = _ns(charges["ChargePeriodStart"]), _ns(charges["ChargePeriodEnd"])
     length = end - start
@@ -205,7 +207,7 @@ def watermarks(charges: pa.Table) -> tuple[dict[str, dict[str, int]], dict[str, 
     Returns:
         By billing period: ns UTC by "cloud|account|service"; and those of them that hold machine rows.
 
-    Source: ledger.md 4.13.
+    Source: infra/rules/ledger.md 4.13.
     """
     usage_based = pc.fill_null(pc.equal(charges["ChargeFrequency"], "Usage-Based"), False)
     usage = charges.filter(pc.and_(pc.equal(charges["ChargeCategory"], "Usage"), usage_based))
@@ -269,7 +271,7 @@ def bridge(charges: pa.Table, parts: pa.Table) -> list[dict[str, Any]]:
         charges: stored charges, one row a charge.
         parts: the same charges split over usage days, as `split_days` gives them.
 
-    Source: ledger.md section 2; billed - commitment purchases + used + unused = effective.
+    Source: infra/rules/ledger.md 2 and 5; billed - commitment purchases + used + unused = effective.
     """
     commitment = pc.or_(charges["CommitmentDiscountId"].is_valid(), charges["CapacityReservationId"].is_valid())
     purchase = pc.and_(pc.equal(charges["ChargeCategory"], "Purchase"), commitment)

@@ -2,7 +2,7 @@
 
 Charges and observed time in; for each machine-hour a vector of (device, job, attempt, rank, category) with integer
 nanoseconds out, adding up to billed span times devices (the second law). Knows no money, no disk, no clock.
-Source: ledger.md 4.5 to 4.7, telemetry.md 4.6.
+Source: infra/rules/ledger.md 4.5 to 4.7, infra/rules/telemetry.md 4.6.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def spread_quantity(quantity: int, running: list[int], capacity: list[int]) -> l
     Returns:
         ns of each hour, adding up to quantity; what exceeds all capacity goes to the last hour.
 
-    Source: ledger.md 4.5.
+    Source: infra/rules/ledger.md 4.5.
     """
     known = [min(r, c) for r, c in zip(running, capacity, strict=True)]
     total = sum(known)

@@ -36,16 +36,16 @@ CONDITIONS: Mapping[str, str] = {
 HEADER = ("rule", "class", *CONDITIONS, "gpu_family", "dependant", "about")
 RESULT = ("x_Class", "x_TieRule", "x_MachineId", "x_DependantId", "x_InstanceType")
 
-AWS_INSTANCE = r"(?:^|[:/])(?P<id>i-[0-9a-z]{8,})$"
+AWS_INSTANCE = r"(?i)(?:^|[:/])(?P<id>i-[0-9a-z]{8,})$"
 AZURE_MACHINE = (
     r"(?i)^(?P<id>.*/providers/microsoft\.compute/"
     r"(?:virtualmachines/[^/]+|virtualmachinescalesets/[^/]+/virtualmachines/[^/]+))$"
 )
-GCP_INSTANCE = r"^(?P<id>(?:.*/)?instances/[^/]+|[0-9]{10,})$"
+GCP_INSTANCE = r"(?i)^(?P<id>(?:.*/)?instances/[^/]+|[0-9]{10,})$"
 
 _AWS_TYPE = r"[a-z][a-z0-9-]*\.(?:[0-9]+)?(?:nano|micro|small|medium|large|xlarge|metal(?:-[0-9a-z]+)?)"
 USAGE_TYPE = rf"(?:Box|Spot|Dedicated|Host|Unused)[A-Za-z]*:(?P<type>{_AWS_TYPE})$"
-"""BoxUsage:g5.4xlarge, SpotUsage:…, DedicatedUsage:…, UnusedBox:… with any region prefix (billing.md 3.7)."""
+"""BoxUsage:g5.4xlarge, SpotUsage:…, DedicatedUsage:…, UnusedBox:… with any region prefix, as AWS writes lineItem/UsageType."""
 DESCRIPTION = rf"(?:^|[ (])(?P<type>{_AWS_TYPE})(?:[ ,)].*)?(?:I|i)nstance[ -](?:H|h)our"
 """"$1.624 per On Demand Linux g5.4xlarge Instance Hour", "p4d.24xlarge Linux/UNIX Spot Instance-hour in …"."""
 
@@ -128,7 +128,7 @@ def tie(charges: pa.Table, rules: Sequence[Rule], gpu_types: Iterable[str]) -> p
     Returns:
         Columns RESULT, one row a charge. A charge without a matching rule is of class `other` and has no rule.
 
-    Source: billing.md sections 3.6 and 3.7; ledger.md section 4.
+    Source: infra/rules/ledger.md 4.2; AWS Cost and Usage Report documentation, line item columns (usage types, resource ids).
     """
     known = {t.casefold(): t for t in gpu_types}
     types = instance_types(charges, known)
@@ -213,7 +213,7 @@ def machine_ids(charges: pa.Table) -> pa.Array:
         mine = pc.equal(cloud, name)
         if not pc.any(mine).as_py():
             continue
-        text = pc.utf8_lower(resource) if name == "azure" else resource
+        text = resource if name == "gcp" else pc.utf8_lower(resource)
         ids = _extract(text, pattern, "id")
         found = pc.if_else(mine, ids, found)
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found

@@ -3,7 +3,7 @@
 In this order: the hour's sum over all ranks of (job, attempt, phase, batch size); the day's (both interpolated); the FLOPs
 of the stratum's own op rows, else those of the hour, else of the day (assumed); else all of it is unattributed busy time
 (assumed). Divided by largest remainder in code-point order of the op key. Knows no readings.
-Source: telemetry.md 4.3.
+Source: infra/rules/telemetry.md 4.3.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ shared a device over the edge of an hour, and where a device runs that no readin
 depend on the order of shards, files or rows, nor on how many workers took part. Knows no storage and no clock.
 
 Formulas: `claims` (a device between its holders), `layers` and `unsampled` (ops of a stratum), `devices` (the hour).
-Source: telemetry.md section 4.
+Source: infra/rules/telemetry.md 4.
 """
 
 from __future__ import annotations

@@ -284,6 +284,7 @@ def test_a_refund_of_a_machine_stays_with_its_jobs() -> None:
         ({"x_Class": "shared"}, "shared"),
         ({"x_Class": "dependant", "x_DependantId": "vol-9"}, "untied"),
         ({"x_Class": "untied"}, "untied"),
+        ({"x_Class": "machine"}, "untied"),
         ({}, "other_usage"),
     ],
 )

@@ -57,6 +57,7 @@ def gcp(**changes: str) -> dict[str, Any]:
         ({"SkuPriceDetails": '{"InstanceType": "G6e.XLARGE"}'}, "g6e.xlarge"),
         ({"SkuPriceDetails": '{"InstanceType": "p9.huge"}'}, "p9.huge"),
         ({"ResourceId": "arn:aws:ec2:us-east-1:1:instance/i-0aaaabbbbccccdddd"}, "g5.4xlarge"),
+        ({"ResourceId": "arn:aws:ec2:us-east-1:1:instance/I-0AAAABBBBCCCCDDDD"}, "g5.4xlarge"),
         ({"ConsumedUnit": "", "PricingUnit": ""}, "g5.4xlarge"),
         ({"ServiceName": "AmazonEC2", "ConsumedUnit": "Hrs"}, "g5.4xlarge"),
         ({"BilledCost": "-1.624", "ChargeCategory": "Credit"}, "g5.4xlarge"),

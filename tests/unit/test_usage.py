@@ -117,6 +117,14 @@ def test_without_process_rows_counted_processes_hold_without_a_job() -> None:
     assert vector(made) == {(None, "unattributed_busy"): 20 * S, (None, "held_idle"): 80 * S}
 
 
+def test_a_failed_process_call_is_not_idle() -> None:
+    """Without the count nobody knows whether the device is held: what was busy was busy, the rest is unobserved."""
+    made = day_of(host(readings=readings(0, 100 * S, 10 * S, process_count=None, gpu_util_ppm=300_000)))
+    assert vector(made) == {(None, "unattributed_busy"): 30 * S, (None, "unobserved"): 70 * S}
+    blind = day_of(host(readings=readings(0, 100 * S, 10 * S, process_count=None, gpu_util_ppm=None)))
+    assert vector(blind) == {(None, "unobserved"): 100 * S}
+
+
 def test_utilisation_falls_back_to_sm_activity_then_to_unobserved() -> None:
     held = processes(0, 20 * S, 10 * S, started=-4 * HOUR_NS)
     rows = readings(0, 10 * S, 10 * S, gpu_util_ppm=None, sm_active_ppm=100_000) + readings(

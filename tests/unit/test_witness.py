@@ -27,7 +27,7 @@ from tests.witness_day import (
     worked_example,
 )
 
-# --- the worked example of ledger.md section 8 ----------------------------------------------------------------------
+# --- a worked example: a savings plan, a disk, tax and a credit -----------------------------------------------------
 
 
 def test_worked_example_is_met_to_the_digit() -> None:
