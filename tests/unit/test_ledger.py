@@ -231,7 +231,7 @@ def test_spread_quantity(quantity: int, running: list[int], capacity: list[int],
 def test_beyond_the_watermark_is_estimated_and_before_it_unmatched() -> None:
     usage = devices(
         device(TEN, "idle", 1800, instance_type="one.gpu"),
-        device(TEN.replace(hour=12), "idle", 3600, instance_type="one.gpu"),
+        device(TEN.replace(hour=11), "idle", 3600, instance_type="one.gpu"),
     )
     marks = {"aws|111122223333|Amazon Elastic Compute Cloud": ns(TEN) + 3600 * SECOND}
     ledger = settle(
@@ -244,9 +244,9 @@ def test_beyond_the_watermark_is_estimated_and_before_it_unmatched() -> None:
     )
     (row,) = ledger.addresses.to_pylist()
     assert (row["x_HourUtc"], row["x_EstimatedCost"], row["x_State"], row["BilledCost"]) == (
-        TEN.replace(hour=12), Decimal("3.00"), "provisional", None,
+        TEN.replace(hour=11), Decimal("3.00"), "provisional", None,
     )  # fmt: skip
-    assert {s.hour: s.findings for s in ledger.hours.slots} == {10: {"unmatched"}, 12: set()}
+    assert {s.hour: s.findings for s in ledger.hours.slots} == {10: {"unmatched"}, 11: set()}
 
 
 def test_an_estimate_without_a_price_is_a_finding_not_a_zero() -> None:
