@@ -50,7 +50,8 @@ def money_table(
             "",
             currency,
         )
-        table.add_row("", "addressed", *(amount(found[c]) for c in COLUMNS), currency, style="bold")
+        told = [amount(found[c] if any(r[c] is not None for r in rows) else None) for c in COLUMNS]
+        table.add_row("", "addressed", *told, currency, style="bold")
         gaps = [money.difference(wanted.get(c, Decimal(0)), found[c]) for c in COLUMNS[:2]]
         table.add_row(
             "",
