@@ -90,10 +90,10 @@ async def run_night(
     run = Run(last_day)
     await run.ingest(call, settings)
     run.admitted = len(await run.time(call, night.admit_shards, settings))
-    run.quarantined = await call(night.refuse_future, settings)
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
         plans: Plans = await run.time(call, plan, settings, last_day, first_day, recode)
+        run.quarantined = await call(night.refuse_future, settings, plans.future)
         moved = await run_days(settings, plans.due, call, run, rows)
         if not moved:
             break

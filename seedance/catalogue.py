@@ -8,6 +8,7 @@ Each row names its source; an empty field means that no source was found. Knows 
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,6 +146,13 @@ def peak_flops(gpu_model: str, dtype: str) -> int | None:
         return None
     tflops = next((row[c] for c in columns if row[c]), None)
     return None if tflops is None else int(Decimal(tflops) * TERA)
+
+
+@cache
+def catalogue_digest() -> str:
+    """sha256 hex over the bytes of the catalogue's tables."""
+    files = (resources.files("seedance").joinpath("data", name) for name in ("gpu_instances.csv", "gpus.csv"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 @cache

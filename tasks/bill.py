@@ -36,18 +36,7 @@ LOG = logging.getLogger(__name__)
 STAGE = "bill"
 OVERLAP = "bill_overlap"
 RULES = Path(__file__).parent / "rules" / "ties.csv"
-MODULES = (
-    "schemas.billing",
-    "tasks.bill",
-    "tasks.core.focus",
-    "tasks.core.focus_values",
-    "tasks.core.money",
-    "tasks.core.snapshots",
-    "tasks.core.ties",
-    "tasks.core.units",
-    "tasks.io.bills",
-    "tasks.io.deliveries",
-)
+MODULES = ("tasks.bill", "tasks.io.bills", "tasks.io.deliveries")
 LISTING_TRIES = 20
 
 

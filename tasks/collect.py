@@ -34,7 +34,7 @@ from tasks.step import run_step, stage_key
 
 STAGE = "collect"
 BUCKET_STAGE = "collect_bucket"
-MODULES = ("schemas.telemetry", "tasks.collect", "tasks.core.shard_rows", "tasks.core.shards")
+MODULES = ("tasks.collect",)
 NOT_SHARDS = ("bills", "prices")
 """Folders of `raw/` that hold no telemetry."""
 DAMAGED = ".damaged-"

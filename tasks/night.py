@@ -7,7 +7,6 @@ and the others go on; nothing of a failed day is committed.
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -94,14 +93,10 @@ def admit_shards(settings: Settings) -> list[str]:
     return collect.admit(open_lake(settings), settings)
 
 
-def refuse_future(settings: Settings) -> dict[str, int]:
+def refuse_future(settings: Settings, days: Sequence[str]) -> dict[str, int]:
     """Quarantine shards of days that have not come yet; their number by day. They are tried again on their day."""
     lake = open_lake(settings)
-    today = dt.datetime.now(dt.UTC).date()
-    days = sorted({ref.name.day for ref in lake.shards(None) if ref.name.day > today})
-    return {
-        d.isoformat(): len(collect.collect_day(lake, settings, d.isoformat())[0].facts["quarantined"]) for d in days
-    }
+    return {day: len(collect.collect_day(lake, settings, day)[0].facts["quarantined"]) for day in days}
 
 
 def collect_days(settings: Settings, plans: Sequence[DayPlan]) -> Outcome:

@@ -26,25 +26,18 @@ from tasks.settings import Settings
 from tasks.step import data_key, stage_key
 
 CAUSES = ("bill", "shard", "price", "settings", "schema", "code")
-MODULES = (
-    "tasks.core.shards",
-    "tasks.core.usage",
-    "tasks.core.layers",
-    "tasks.core.ledger",
-    "tasks.core.allocate",
-    "tasks.core.spans",
-    "tasks.core.categories",
-    "tasks.core.estimate",
-    "tasks.core.second",
-    "tasks.core.money",
-    "tasks.core.reports",
-    "tasks.core.reconciliation",
-    "tasks.core.focus",
-    "tasks.core.snapshots",
-    "tasks.core.ties",
-    "tasks.core.units",
+STAGES = (
+    "tasks.bill",
+    "tasks.io.bills",
+    "tasks.io.deliveries",
+    "tasks.collect",
+    "tasks.reduce",
+    "tasks.reconcile",
+    "tasks.witness",
+    "tasks.publish",
 )
-READER = ("tasks.core.shards", "tasks.core.shard_rows", "seedance.shard", "seedance.schema")
+"""Modules of all stages: with the pure code that they import, what a committed day was made by."""
+READER = ("tasks.core.shards",)
 SCHEMAS = tuple({**TELEMETRY, **USAGE, **BILLING, **LEDGER, **REPORTS}.values())
 
 
@@ -87,11 +80,13 @@ class Plans:
     """Days that are due, oldest first; the days that cannot be planned, with the reason; and days that are too old.
 
     `older` are days with charges that lie before the look-back and were never committed: only a backfill runs them.
+    `future` are days that have not come yet and have shards.
     """
 
     due: list[DayPlan] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     older: list[str] = field(default_factory=list)
+    future: list[str] = field(default_factory=list)
 
 
 def plan(settings: Settings, last_day: str, first_day: str | None = None, recode: bool = False) -> Plans:
@@ -106,8 +101,11 @@ def plan(settings: Settings, last_day: str, first_day: str | None = None, recode
     lake = Lake.open(settings.lake, buckets=settings.buckets)
     oldest = first_day or (dt.date.fromisoformat(last_day) - dt.timedelta(days=settings.look_back_days)).isoformat()
     shards: dict[str, list[ShardRef]] = {}
+    today, future = dt.datetime.now(dt.UTC).date().isoformat(), set()
     for ref in lake.shards(None):
         day = ref.name.day.isoformat()
+        if day > today:
+            future.add(day)
         if oldest <= day <= last_day:
             shards.setdefault(day, []).append(ref)
     bills = bill.snapshots_in_force(lake, settings)
@@ -116,7 +114,8 @@ def plan(settings: Settings, last_day: str, first_day: str | None = None, recode
     known = {*touched, *committed}
     days = sorted({*shards, *(d for d in known if oldest <= d <= last_day)})
     prices = lake.handle(BILLING["core_pricing__list"], None, [list_prices()]) if days else None
-    found = Plans(older=sorted(d for d in touched if d < oldest and d not in committed))
+    older = sorted(d for d in touched if d < oldest and d not in committed)
+    found = Plans(older=older, future=sorted(future))
     for day in days:
         assert prices is not None
         try:
@@ -147,7 +146,7 @@ def plan_day(
         "schema": _digest(sorted(f"{t.name}:{t.version}" for t in SCHEMAS)),
     }
     inputs = [f"{name}={parts[name]}" for name in ("bill", "shard", "price")]
-    key = stage_key("day", modules=MODULES, schemas=SCHEMAS, settings=declared, inputs=inputs)
+    key = stage_key("day", modules=STAGES, schemas=SCHEMAS, settings=declared, inputs=inputs)
     head = lake.head(day)
     same = head is not None and head.key == key
     return DayPlan(

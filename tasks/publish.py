@@ -27,7 +27,7 @@ from schemas.ledger import (
 )
 from schemas.usage import JOB_RUNS, LAYER_HOURLY
 from seedance.canonical import canonical
-from seedance.catalogue import peak_flops
+from seedance.catalogue import catalogue_digest, peak_flops
 from tasks import bill
 from tasks.core import money
 from tasks.core.ledger import assert_money
@@ -37,11 +37,11 @@ from tasks.core.snapshots import instant_text
 from tasks.errors import DeliveryError, LawError, LayoutError
 from tasks.io import parquet
 from tasks.io.lake import Commit, Handle, Lake, Step
-from tasks.plan import MODULES, DayPlan, reader_digest
+from tasks.plan import DayPlan, reader_digest
 from tasks.settings import Settings
 from tasks.step import run_step, stage_key
 
-_MODULES = (*MODULES, "tasks.publish", "seedance.catalogue")
+_MODULES = ("tasks.publish",)
 _SCHEMAS = (ADDRESSES, LAYERS, SPANS, JOB_RUNS, LAYER_HOURLY, JOB_DAILY, LAYER_DAILY, RESOURCE_DAILY)
 BRIDGE_KEY = ("x_Cloud", "BillingAccountId", "BillingPeriodStart", "BillingCurrency")
 
@@ -51,7 +51,9 @@ def report_day(
 ) -> tuple[Step, bool]:
     """The report tables of one day, as handles."""
     inputs = [h.sha256 for h in (*usage.values(), *ledger.values())]
-    key = stage_key("publish", modules=_MODULES, schemas=_SCHEMAS, settings={}, inputs=inputs)
+    key = stage_key(
+        "publish", modules=_MODULES, schemas=_SCHEMAS, settings={"catalogue": catalogue_digest()}, inputs=inputs
+    )
     return run_step(lake, "publish", key, lambda: _reports(lake, plan, usage, ledger))
 
 
@@ -141,12 +143,15 @@ def assert_periods(charges: pa.Table, addresses: pa.Table) -> None:
     for row in want.to_pylist():
         expected = (row["x_DayBilledCost_sum"], row["x_DayEffectiveCost_sum"])
         at = tuple(row[k] for k in key)
-        if found.pop(at, (Decimal(0), Decimal(0))) != expected:
+        told = found.get(at, (Decimal(0), Decimal(0)))
+        if told != expected:
             raise LawError(
                 f"law 1 (money): account {at[0]}, period {at[2]}, invoice {at[3]}: the bill has {expected[0]} billed and "
-                f"{expected[1]} effective {at[4]} on this day, the addresses do not. Nothing was committed.",
+                f"{expected[1]} effective {at[4]} on this day, the addresses {told[0]} and {told[1]}. Nothing was "
+                "committed; run the day again from its charges.",
                 account=at[0],
                 expected=expected,
+                found=told,
             )
 
 

@@ -11,17 +11,17 @@ import pyarrow as pa
 from schemas.billing import CHARGES, PRICES
 from schemas.ledger import ADDRESSES, LAYERS, RECONCILIATION, SPANS
 from schemas.usage import ATTACHMENTS, DEVICE_HOURLY, JOB_RUNS, LAYER_HOURLY
-from seedance.catalogue import gpu_instances
+from seedance.catalogue import catalogue_digest, gpu_instances
 from tasks import witness
 from tasks.core.ledger import Inputs, Ledger, settle
 from tasks.core.reconciliation import errors, reconciliation_hourly
 from tasks.core.reports import totals_by_category
 from tasks.io.lake import Handle, Lake, Step
-from tasks.plan import MODULES, DayPlan
+from tasks.plan import DayPlan
 from tasks.settings import Settings
 from tasks.step import run_step, stage_key
 
-_MODULES = (*MODULES, "tasks.reconcile", "tasks.witness", "seedance.catalogue")
+_MODULES = ("tasks.reconcile", "tasks.witness")
 _SCHEMAS = (
     CHARGES,
     PRICES,
@@ -48,6 +48,8 @@ def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[
         schemas=_SCHEMAS,
         settings={
             "default_region": settings.default_region,
+            "catalogue": catalogue_digest(),
+            "witness": witness.SQL_DIGEST,
             "revision": plan.revision,
             "cause": plan.cause,
             "alpha": plan.alpha,

@@ -34,20 +34,7 @@ from tasks.step import data_key, run_step, stage_key
 BUCKET_STAGE = "reduce_bucket"
 HOUR_STAGE = "reduce_hour"
 DAY_STAGE = "reduce_day"
-CORE = (
-    "arrays",
-    "claims",
-    "devices",
-    "layer_table",
-    "layers",
-    "money",
-    "observe",
-    "places",
-    "runs",
-    "unsampled",
-    "usage",
-)
-MODULES = ("tasks.reduce", "schemas.partials", "schemas.telemetry", *(f"tasks.core.{name}" for name in CORE))
+MODULES = ("tasks.reduce",)
 
 
 @dataclass(frozen=True)
@@ -101,7 +88,7 @@ def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]
     hours = _made(lake, settings, HOUR_STAGE, _hours(lake, day, by_hour), merge_hour)
     key = stage_key(
         DAY_STAGE,
-        modules=(*MODULES, "schemas.usage"),
+        modules=MODULES,
         schemas=(*PARTIALS.values(), *USAGE.values()),
         settings={"day": day},
         inputs=[handle.sha256 for step in hours for handle in step.handles.values()],

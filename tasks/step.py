@@ -7,9 +7,11 @@ since code alone never re-keys a committed day. Knows no storage beside the lake
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib.util
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ from seedance.canonical import canonical
 from seedance.schema import Table
 from tasks.io.lake import Lake, Step
 
-REQUIREMENTS = Path(__file__).resolve().parents[1] / "requirements" / "run.txt"
+ROOT = Path(__file__).resolve().parents[1]
+REQUIREMENTS = ROOT / "requirements" / "run.txt"
+PURE = ("tasks.core.", "schemas.", "seedance.")
+"""Code that stages share: what a stage imports of it counts in the stage's key without being named."""
 WRITER_MODULES = ("seedance.schema", "seedance.shard", "tasks.io.parquet")
 """Modules that every stage's bytes depend on."""
 
@@ -34,8 +39,8 @@ def stage_key(
 
     Args:
         stage: name of the stage.
-        modules: import paths of the modules whose code it runs; their files' bytes count. The modules that write tables
-            are always in.
+        modules: import paths of the modules whose code it runs; their files' bytes count, and those of every pure
+            module that they import, however deep. The modules that write tables are always in.
         schemas: declarations of the tables it reads and writes; name and version count.
         settings: the settings it declares, canonical JSON without floats.
         inputs: sha256 (of handles, shards, deliveries) of what it reads; their order does not count.
@@ -44,7 +49,7 @@ def stage_key(
         ModuleNotFoundError: a module is not there.
         SchemaError: the settings hold a float or another type that is not JSON.
     """
-    code = {name: _module_digest(name) for name in sorted({*modules, *WRITER_MODULES})}
+    code = {name: _module_digest(name) for name in sorted(_with_imports({*modules, *WRITER_MODULES}))}
     return _digest({**_data(stage, schemas, settings, inputs), "modules": code, "requirements": _requirements_digest()})
 
 
@@ -85,6 +90,36 @@ def _data(stage: str, schemas: Iterable[Table], settings: Mapping[str, Any], inp
 
 def _digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(value)).hexdigest()
+
+
+def _with_imports(modules: set[str]) -> set[str]:
+    """The modules and all that they import of PURE, directly or through one another."""
+    found: set[str] = set()
+    waiting = sorted(modules)
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        found.add(name)
+        path = _ours(name)
+        if path.is_file():
+            waiting += _imports(path.read_bytes())
+    return found
+
+
+@cache
+def _imports(source: bytes) -> tuple[str, ...]:
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return tuple(sorted(n for n in names if n.startswith(PURE) and _ours(n).is_file()))
+
+
+def _ours(name: str) -> Path:
+    return ROOT.joinpath(*name.split(".")).with_suffix(".py")
 
 
 def _module_digest(name: str) -> str:

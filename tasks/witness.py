@@ -6,6 +6,7 @@ as a difference. This module only hands tables over as integers and words the ve
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from seedance.schema import INSTANT, Table
 from tasks.errors import WitnessError
 
 _SQL = Path(__file__).with_name("witness.sql").read_text(encoding="utf-8")
+SQL_DIGEST = hashlib.sha256(_SQL.encode()).hexdigest()
+"""A day that was checked by other rules is checked again."""
 _DIGITS = 12
 
 

@@ -299,11 +299,7 @@ def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector:
         pieces.append((np.full(len(rows), i), rows[order]))
     part = np.concatenate([p for p, _ in pieces]) if pieces else np.zeros(0, np.int64)
     place = np.concatenate([r for _, r in pieces]) if pieces else np.zeros(0, np.int64)
-    start = (
-        np.append(np.nonzero(np.append(True, part[1:] != part[:-1]))[0], len(part))
-        if len(part)
-        else np.zeros(1, np.int64)
-    )
+    start = _starts(part)
     weight = np.asarray(vector["ns"])[place]
     if len(part):
         weight[start[:-1][np.add.reduceat(weight, start[:-1]) == 0]] = 1

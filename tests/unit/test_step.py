@@ -14,6 +14,7 @@ from seedance.schema import Table, number
 from tasks import step as step_module
 from tasks.errors import DeterminismError
 from tasks.io.lake import Lake, Step
+from tasks.plan import STAGES
 from tasks.step import data_key, run_step, stage_key
 
 SPEC = Table("core_test__things", "one thing", ("n",), (number("n", 64, "count", "number"),))
@@ -127,3 +128,19 @@ def test_a_stage_that_fails_leaves_no_step(tmp_path: Path) -> None:
     with pytest.raises(ArithmeticError):
         run_step(lake, "reduce", "k", fails)
     assert lake.step("reduce", "k") is None
+
+
+def test_a_change_deep_below_a_stage_changes_its_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What a stage's pure code imports counts without being named, through any number of modules."""
+    (tmp_path / "tasks" / "core").mkdir(parents=True)
+    top, middle, deep = (tmp_path / "tasks" / name for name in ("top.py", "core/middle.py", "core/deep.py"))
+    top.write_text("from tasks.core import middle\nfrom tasks import beside\n")
+    middle.write_text("def f():\n    from tasks.core.deep import VALUE\n    return VALUE\n")
+    deep.write_text("VALUE = 1\n")
+    monkeypatch.setattr(step_module, "ROOT", tmp_path)
+    assert step_module._with_imports({"tasks.top"}) == {"tasks.top", "tasks.core.middle", "tasks.core.deep"}
+
+
+def test_the_stages_cover_all_pure_code_of_the_pipeline() -> None:
+    core = {f"tasks.core.{p.stem}" for p in (step_module.ROOT / "tasks" / "core").glob("*.py") if p.stem != "__init__"}
+    assert core - step_module._with_imports(set(STAGES)) == set()
