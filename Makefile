@@ -6,6 +6,12 @@ BIN      := .venv/bin
 SETTINGS ?= samples/seedance.toml
 DAY      ?= 2026-10-01
 ONLY     ?=
+PORT     ?= 4200
+CHARGE   ?=
+JOB      ?=
+RESOURCE ?=
+POLICY   ?= samples/tiers.toml
+FOLDER   ?=
 
 # Quiet and self-contained: no analytics, Prefect's files in this folder, patience with a slow first start.
 export DO_NOT_TRACK := 1
@@ -17,7 +23,7 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev nightly check test unit integration soak bench lock clean
+.PHONY: help install dev nightly explain tier ui emulators check test unit integration browser soak bench lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -45,6 +51,19 @@ dev: .venv/.dev ## the same, with what checks and tests need
 nightly: .venv/.run ## one nightly run (DAY=… SETTINGS=…), without a server of its own
 	@$(BIN)/python -m flows.nightly --settings $(SETTINGS) --day $(DAY)
 
+explain: .venv/.run ## where the money of a charge went, or what a job paid for (CHARGE=…, JOB=… or RESOURCE=…)
+	@$(BIN)/python -m flows.explain --settings $(SETTINGS) --day $(DAY) $(if $(CHARGE),--charge '$(CHARGE)') \
+	  $(if $(JOB),--job '$(JOB)') $(if $(RESOURCE),--resource '$(RESOURCE)')
+
+tier: .venv/.run ## what moving checkpoints to colder storage would save, a dry run (POLICY=… FOLDER=…)
+	@$(BIN)/python -m flows.tier --settings $(SETTINGS) --policy $(POLICY) $(if $(FOLDER),--folder '$(FOLDER)')
+
+ui: .venv/.run ## Prefect server, worker and deployments on 127.0.0.1 (PORT=…), until Ctrl-C
+	@$(BIN)/python -m flows.ui --port $(PORT)
+
+emulators: ## the Azure Blob emulator that tests start (npm)
+	npm ci --silent --no-audit --no-fund --prefix tests/emulators
+
 check: .venv/.dev ## lint, format, types, data dictionary
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -59,6 +78,9 @@ unit: .venv/.dev ## the quick tests
 
 integration: .venv/.dev ## flows, storage, wheel
 	$(BIN)/python -m pytest -q -m "not soak" tests/integration
+
+browser: .venv/.dev ## the Prefect UI and the page in headless Chromium
+	$(BIN)/python -m pytest -q -m "not soak" tests/browser
 
 soak: .venv/.dev ## random seeds, every kill point
 	$(BIN)/python -m pytest -m soak --timeout 7200

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tasks import night
 from tasks.errors import PipelineError
+from tasks.finish import Finished, finish
 from tasks.plan import DayPlan, Plans, plan, plan_one
 from tasks.settings import Settings
 from tasks.steps import Call
@@ -45,6 +47,7 @@ class Run:
     findings: dict[str, dict[str, int]] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
+    told: list[str] = field(default_factory=list)
     older: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
@@ -76,7 +79,13 @@ class Run:
 
 
 async def run_night(
-    settings: Settings, last_day: str, call: Call, *, first_day: str | None = None, recode: bool = False
+    settings: Settings,
+    last_day: str,
+    call: Call,
+    *,
+    first_day: str | None = None,
+    recode: bool = False,
+    raw_alone: bool = False,
 ) -> Run:
     """Bills and shards in, due days through every stage, reports out.
 
@@ -86,26 +95,47 @@ async def run_night(
         call: how stages are called.
         first_day: oldest usage day; the look-back of the settings when None.
         recode: also days whose code changed.
+        raw_alone: look at no source of bills: what the lake has in raw/ counts.
     """
     run = Run(last_day)
-    await run.ingest(call, settings)
+    if not raw_alone:
+        await run.ingest(call, settings)
     run.admitted = len(await run.time(call, night.admit_shards, settings))
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
         plans: Plans = await run.time(call, plan, settings, last_day, first_day, recode)
         run.quarantined = await call(night.refuse_future, settings, plans.future)
-        moved = await run_days(settings, plans.due, call, run, rows)
+        async with turns(settings, plans.due, call, run) as waited:
+            if waited:  # another run computed some of them meanwhile
+                plans = await run.time(call, plan, settings, last_day, first_day, recode)
+            moved = await run_days(settings, plans.due, call, run, rows)
         if not moved:
             break
     else:
         run.failed |= dict.fromkeys(moved, "another run moved its head three times; run it again")
     days = await run.time(call, night.shown_days, settings, first_day or last_day, last_day, sorted(rows))
     await tell(settings, call, run, days)
-    run.repaired, run.stale, failed = await run.time(
-        call, night.finish, settings, last_day, run.run_id, rows, run_facts(run)
-    )
-    run.failed |= failed
+    await call(night.mark_stale, settings, run.failed, first_day, last_day)
+    done: Finished = await run.time(call, finish, settings, last_day, run.run_id, rows, run_facts(run))
+    run.repaired, run.stale, run.told = done.repaired, done.stale, done.notes
+    run.failed |= done.failed
     return run
+
+
+@asynccontextmanager
+async def turns(settings: Settings, plans: Sequence[DayPlan], call: Call, run: Run) -> AsyncIterator[bool]:
+    """Inside, this run holds the leases of the days; True when another run held some of them at first."""
+    if not plans:
+        yield False
+        return
+    taken = await call(night.take_turns, settings, [p.day for p in plans])
+    try:
+        if taken.waited:
+            what = f"another run had {', '.join(taken.waited)}"
+            run.stages.append({"stage": "take_turns", "ms": taken.waited_ms, "what": what})
+        yield bool(taken.waited)
+    finally:
+        await call(night.give_back, settings, taken)
 
 
 async def run_days(
@@ -116,7 +146,8 @@ async def run_days(
         return []
     collected = await run.time(call, night.collect_days, settings, plans)
     usage = await run.time(call, night.reduce_days, settings, collected)
-    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage)
+    learnt = await run.time(call, night.calibrate_days, settings, plans, usage)
+    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage, learnt)
     published = await run.time(call, night.publish_days, settings, plans, collected, usage, ledgers)
     run.failed |= published.failed
     run.causes |= {p.day: p.cause for p in plans if p.day in published.commits}
@@ -152,7 +183,8 @@ async def run_stage(settings: Settings, day: str | None, call: Call, upto: str) 
     usage = await run.time(call, night.reduce_days, settings, collected)
     if upto == "reduce":
         return run
-    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage)
+    learnt = await run.time(call, night.calibrate_days, settings, plans, usage)
+    ledgers = await run.time(call, night.reconcile_days, settings, plans, usage, learnt)
     run.totals = add_up(t for step in ledgers.steps.values() for t in step.facts["totals"])
     run.days, run.billed = [day], await call(night.billed_of, settings, [day])
     if upto == "publish":

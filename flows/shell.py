@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -14,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from flows.night import Run
 from flows.params import Where
 from seedance.errors import SeedanceError
+from tasks import progress
 from tasks.errors import PipelineError
 from tasks.io import show
 from tasks.summary import artifact_rows, history, notes
@@ -21,8 +23,23 @@ from tasks.summary import artifact_rows, history, notes
 P = TypeVar("P", bound=Where)
 
 
-def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
-    """Parse arguments, run the flow, print what it did; the exit status: 0, 1 when something failed, 2 for wrong arguments."""
+def main(
+    flow: Callable[[P], Awaitable[Any]],
+    model: type[P],
+    name: str,
+    *,
+    for_programs: Callable[[Any], dict[str, Any]] | None = None,
+    for_people: Callable[[Any], None] | None = None,
+) -> int:
+    """Parse arguments, run the flow, print what it did; the exit status: 0, 1 when something failed, 2 for wrong arguments.
+
+    Args:
+        flow: what is run; its result has `failed`, a reason by whatever failed.
+        model: its parameters.
+        name: the module of the command.
+        for_programs: the result as JSON values; that of a run when None.
+        for_people: prints the result; that of a run when None.
+    """
     parser = _parser(model, name, flow.__doc__ or "")
     given = vars(parser.parse_args())
     as_json = given.pop("json")
@@ -35,7 +52,8 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
         return 2
     try:
         params.load()  # a wrong settings file is told before a server is started
-        run: Run = asyncio.run(_run(flow, params))
+        with _seen(as_json):
+            run = asyncio.run(_run(flow, params))
     except (PipelineError, SeedanceError) as error:
         told = error.facts.get("run")
         if told is None:
@@ -44,12 +62,31 @@ def main(flow: Callable[[P], Awaitable[Run]], model: type[P], name: str) -> int:
                 print(json.dumps({"failed": {name: f"{type(error).__name__}: {error}"}}, indent=1))
             return 1
         run = told
-    print(json.dumps(as_dict(run), indent=1, default=str)) if as_json else tell(run)
+    if as_json:
+        print(json.dumps((for_programs or as_dict)(run), indent=1, default=str))
+    else:
+        (for_people or tell)(run)
     return 1 if run.failed else 0
 
 
-async def _run(flow: Callable[[P], Awaitable[Run]], params: P) -> Run:
+async def _run(flow: Callable[[P], Awaitable[Any]], params: P) -> Any:
     return await flow(params)
+
+
+@contextmanager
+def _seen(as_json: bool) -> Iterator[None]:
+    """A line in the terminal that says how far the work is; nothing where nobody looks."""
+    out = show.console(error=True)
+    if as_json or not out.is_terminal:
+        yield
+        return
+    with out.status("starting") as status:
+
+        def hear(done: int, of: int, what: str) -> None:
+            status.update(what if of < 2 else f"{what} ({done + 1} of {of})")
+
+        with progress.listening(hear):
+            yield
 
 
 def _parser(model: type[BaseModel], name: str, about: str) -> argparse.ArgumentParser:

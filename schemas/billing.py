@@ -27,7 +27,17 @@ def _time(name: str, about: str) -> Column:
     return Column(name, INSTANT, about, unit="ns UTC", source=FOCUS)
 
 
-CLASSES = ("machine", "dependant", "storage", "shared", "support", "rounding", "untied", "other")
+CLASSES = (
+    "machine",
+    "dependant",
+    "storage",
+    "shared",
+    "support",
+    "rounding",
+    "commitment_unused",
+    "untied",
+    "other",
+)
 """What a tie rule makes of a row, from the row alone. `untied`: the service is in the tie table and nothing matched."""
 
 CHARGES = Table(
@@ -53,6 +63,14 @@ CHARGES = Table(
         _money("x_DayBilledCost", "part of BilledCost on this day"),
         _money("x_DayEffectiveCost", "part of EffectiveCost on this day"),
         _money("x_DayListCost", "part of ListCost on this day", null=True),
+        _money("x_DayPromotionalCost", "part of x_PromotionalCost on this day"),
+        _money(
+            "x_PromotionalCost",
+            "what of EffectiveCost a promotional credit paid, zero or negative: the row itself where it is a Credit, else the "
+            "promotions nested in it; unit costs leave it out",
+        ),
+        text("x_Credits", "credits nested in the row (GCP), JSON array; they are in the row's costs already", null=True),
+        _quantity("x_UnitsPerMachine", "units of the row's meter that one machine has: cores, GPUs, GiB; null is one", "count"),
         text("x_ServiceCode", "AWS service code", null=True),
         text("x_UsageType", "AWS usage type", null=True),
         _focus("AvailabilityZone", "zone"),
@@ -129,6 +147,7 @@ CHARGES = Table(
         _focus("HostProviderName", "1.3: host provider"),
         _focus("ServiceProviderName", "1.3: service provider"),
     ),
+    version=2,
 )
 
 PRICES = Table(
@@ -137,15 +156,15 @@ PRICES = Table(
     ("x_Cloud", "SkuId", "RegionId", "PricingCategory", "x_AsOf"),
     (
         text("x_Cloud", "aws, azure, gcp"),
-        text("SkuId", "instance type"),
+        text("SkuId", "instance type, or type of a volume"),
         text("RegionId", "region"),
         text("PricingCategory", "Standard or Dynamic (spot)", values=("Standard", "Dynamic")),
         text("x_AsOf", "date or month of the price, or undated"),
         Column("ListUnitPrice", MONEY, "price", unit="BillingCurrency per PricingUnit", min=0),
-        text("PricingUnit", "Hours"),
+        text("PricingUnit", "Hours of a machine, or GiB-Mo: a GiB of a volume for a calendar month"),
         text("BillingCurrency", "currency"),
-        text("x_GpuModel", "GPU of the instance type"),
-        number("x_GpuCount", 16, "count", "GPUs of the instance type", summed=False),
+        text("x_GpuModel", "GPU of the instance type; null for volumes", null=True),
+        number("x_GpuCount", 16, "count", "GPUs of the instance type; null for volumes", null=True, summed=False),
         text("x_PriceSource", "where the price comes from"),
     ),
 )

@@ -8,7 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from schemas.billing import BILLING
+from schemas.checkpoints import CHECKPOINTS
 from schemas.ledger import LEDGER, REPORTS
+from schemas.pareto import PARETO_TABLES
+from schemas.restatements import RESTATED
 from schemas.telemetry import TELEMETRY
 from schemas.usage import USAGE
 from seedance.describe import HEAD, describe
@@ -22,6 +25,9 @@ GROUPS: Mapping[str, Mapping[str, Table]] = {
     "Billing: charges and prices": BILLING,
     "Ledger: every cent at its address": LEDGER,
     "Reports: what people and BI tools read": REPORTS,
+    "Changes: between snapshots of a bill, between revisions of a day": RESTATED,
+    "Configurations: what each costs and does, and what beats it": PARETO_TABLES,
+    "Checkpoints: what lies where, and which moves pay": CHECKPOINTS,
 }
 
 OPENING = """# Data dictionary

@@ -27,6 +27,10 @@ BILLED = money("BilledCost", "cash ledger; null on estimates")
 EFFECTIVE = money("EffectiveCost", "amortised ledger; null on estimates")
 LIST = money("ListCost", "list value; null where the bill has none")
 ESTIMATED = money("x_EstimatedCost", "estimate times alpha; null once billed")
+PROMOTIONAL = money(
+    "x_PromotionalCost", "of EffectiveCost, what promotional credits paid, zero or negative; null on estimates"
+)
+PARENT = text("x_ParentId", "GPU that a MIG slice is cut from; null for a whole device", null=True)
 CATEGORY = text("x_Category", "where the money went: the first allowed value whose rule fits", values=CATEGORIES)
 JOB = text("x_JobId", "job; null where no job's work explains the money", null=True)
 ATTEMPT = number("x_Attempt", 16, "count", "restart number of the job", null=True, summed=False)
@@ -96,6 +100,7 @@ ADDRESSES = Table(
         EFFECTIVE,
         LIST,
         ESTIMATED,
+        PROMOTIONAL,
         CURRENCY,
         *STATE,
         *PERIOD,
@@ -119,6 +124,7 @@ ADDRESSES = Table(
             summed=False,
         ),
     ),
+    version=2,
 )
 
 LAYERS = Table(
@@ -159,9 +165,11 @@ LAYERS = Table(
         BILLED,
         EFFECTIVE,
         ESTIMATED,
+        PROMOTIONAL,
         BOUND,
         text("x_Evidence", "measured, interpolated or assumed", values=EVIDENCE),
     ),
+    version=2,
 )
 
 SPANS = Table(
@@ -174,6 +182,7 @@ SPANS = Table(
         text("x_MachineId", "instance"),
         text("x_InstanceType", "instance type", null=True),
         text("x_DeviceId", "device; null for devices that no reading names", null=True),
+        PARENT,
         JOB,
         ATTEMPT,
         number("x_Rank", 32, "count", "global rank", null=True, summed=False),
@@ -186,6 +195,7 @@ SPANS = Table(
         text("x_State", "provisional or billed", values=STATES),
         text("x_Evidence", "measured, interpolated or assumed; null where unobserved", null=True, values=EVIDENCE),
     ),
+    version=2,
 )
 
 LEDGER = {t.name: t for t in (ADDRESSES, LAYERS, SPANS)}
@@ -266,6 +276,7 @@ LAYER_DAILY = Table(
         BILLED,
         EFFECTIVE,
         ESTIMATED,
+        PROMOTIONAL,
         number("x_Ns", 64, "ns", "device time of the work", null=True),
         Column("x_Flops", pa.decimal128(38, 0), "model FLOPs", unit="FLOP", null=True, summed=True),
         Column("x_HwFlops", pa.decimal128(38, 0), "hardware FLOPs", unit="FLOP", null=True, summed=True),
@@ -288,6 +299,7 @@ LAYER_DAILY = Table(
         *_UNIT_COSTS,
         replace(BOUND, null=True, about=BOUND.about + "; null for money without layers"),
     ),
+    version=2,
 )
 
 JOB_DAILY = Table(
@@ -307,12 +319,14 @@ JOB_DAILY = Table(
         EFFECTIVE,
         LIST,
         ESTIMATED,
+        PROMOTIONAL,
         number("x_GpuNs", 64, "ns", "GPU time of the billed span", null=True),
         _ratio("x_GpuHours", "h", "x_GpuNs in hours"),
         number("x_EnergyMj", 64, "mJ", "energy", null=True),
         *_JOB_COUNTS,
         *_UNIT_COSTS,
     ),
+    version=2,
 )
 
 RESOURCE_DAILY = Table(
@@ -340,12 +354,14 @@ RESOURCE_DAILY = Table(
         text("ResourceId", "resource; null where the bill names none", null=True),
         text("x_InstanceType", "instance type", null=True),
         text("x_DeviceId", "device; null where the money has none, or no reading names it", null=True),
+        PARENT,
         CATEGORY,
         text("x_Reason", "of unobserved: no_agent or gap", null=True, values=("no_agent", "gap")),
         BILLED,
         EFFECTIVE,
         LIST,
         ESTIMATED,
+        PROMOTIONAL,
         number("x_GpuNs", 64, "ns", "GPU time of the billed span", null=True),
         _ratio("x_GpuHours", "h", "x_GpuNs in hours"),
         number(
@@ -358,37 +374,53 @@ RESOURCE_DAILY = Table(
             summed=False,
         ),
     ),
+    version=2,
 )
 
 RECONCILIATION = Table(
     "report_reconciliation__hourly",
-    "estimate beside bill, one machine in one hour",
-    ("x_HourUtc", "x_Cloud", "x_MachineId"),
+    "estimate beside bill, one machine or one volume in one hour",
+    ("x_HourUtc", "x_Cloud", "x_ResourceId"),
     (
         HOUR,
         CLOUD,
-        text("x_MachineId", "instance"),
-        text("x_InstanceType", "instance type", null=True),
+        text("x_ResourceId", "instance, or volume whose size and type its hosts state"),
+        text("x_MachineId", "instance; null on volumes", null=True),
+        text("x_Family", "SKU family: instance type, else meter; type of a volume", null=True),
         text("BillingAccountId", "billing account", null=True),
+        text("ServiceName", "service", null=True),
         text("BillingCurrency", "currency; null where neither a bill nor a price is known", null=True),
         money(
             "x_ListEstimate",
-            "list or spot price times observed running time, before alpha; null without a price or telemetry",
+            "price times observed running time (volumes: times size), before alpha; null without a price or telemetry, and "
+            "where the bill is in another currency than the price",
         ),
-        money("x_EstimatedCost", "x_ListEstimate times alpha"),
-        money("BilledCost", "cash of the machine's usage rows in the hour; null until billed"),
-        money("EffectiveCost", "amortised cost of the machine's usage rows in the hour; null until billed"),
-        Column("x_Alpha", MONEY, "calibration factor; 1 until calibration is switched on", unit="ratio"),
+        money("x_EstimatedCost", "x_ListEstimate times alpha; null where x_Alpha is"),
+        money(
+            "BilledCost",
+            "cash of the resource's usage rows in the hour; null until billed, and where they have several currencies",
+        ),
+        money(
+            "EffectiveCost",
+            "amortised cost of the resource's usage rows in the hour; null until billed, and where they have several currencies",
+        ),
+        Column(
+            "x_Alpha",
+            MONEY,
+            "calibration factor from the 14 days before; 1 where nothing was learnt; null on days that the bill covers whole",
+            unit="ratio",
+            null=True,
+        ),
         text(
             "x_PriceSource",
             "rung of the price ladder: contracted, spot or list",
             null=True,
             values=("contracted", "spot", "list"),
         ),
-        _ratio("x_ApeBefore", "ratio", "|list estimate - EffectiveCost| / EffectiveCost"),
+        _ratio("x_ApeBefore", "ratio", "|estimate before alpha - EffectiveCost| / EffectiveCost"),
         _ratio("x_ApeAfter", "ratio", "|estimate after alpha - EffectiveCost| / EffectiveCost"),
-        number("x_ObservedNs", 64, "ns", "running time that telemetry saw"),
-        number("x_BilledSpanNs", 64, "ns", "span that the bill charges; null until billed", null=True),
+        number("x_ObservedNs", 64, "ns", "running time that telemetry saw; null on volumes", null=True),
+        number("x_BilledSpanNs", 64, "ns", "span that the bill charges; null until billed and on volumes", null=True),
         text(
             "x_State",
             "provisional, billed, or unmatched: observed, within the watermark, and not billed",
@@ -396,10 +428,18 @@ RECONCILIATION = Table(
         ),
         text(
             "x_Finding",
-            "what does not fit: unmatched, observed_exceeds_billed, no_price, no_telemetry, meters_disagree",
+            "what does not fit: unmatched, observed_exceeds_billed, no_price, no_telemetry, meters_disagree, other_currency; and "
+            "of the family: deviation (bill over estimate beyond 1.5 % from 1), out_of_band (beyond 2 %)",
             null=True,
         ),
+        text(
+            "x_DeviationCause",
+            "with deviation: the greatest part of the difference between bill and estimate",
+            null=True,
+            values=("rate", "missing_resource", "commitment", "credit", "lateness"),
+        ),
     ),
+    version=2,
 )
 
 BRIDGE = Table(

@@ -66,6 +66,8 @@ DEVICES = Table(
         text("instance_id", "instance, from readings, else footers of the hour", null=True),
         text("instance_type", "instance type, from footers of the hour", null=True),
         text("gpu_model", "model, from readings of the hour", null=True),
+        text("parent_uuid", "GPU that a MIG slice is cut from, from readings of the hour", null=True),
+        text("mig_profile", "profile of the slice, from readings of the hour", null=True),
         number(
             "tail_ns",
             64,
@@ -293,14 +295,18 @@ STATEMENTS_HEARD = Table(
 
 ATTACHED = Table(
     "partial_usage__attached",
-    "one volume seen on one host in one hour",
-    ("hour_utc", "object_id", "node"),
+    "the last statement of one host about one volume in one hour",
+    ("hour_utc", "object_id", "node", "at_utc", "event_id"),
     (
         _HOUR,
         text("object_id", "volume or address"),
         _NODE,
         text("cloud", "provider, from the footer", null=True),
         text("instance_id", "instance, from the footer", null=True),
+        instant("at_utc", "when it was stated"),
+        text("event_id", "statement"),
+        number("bytes", 64, "bytes", "size of the volume, where the statement has it", null=True, summed=False),
+        text("object_type", "type of the volume, where the statement has it", null=True),
     ),
 )
 

@@ -76,7 +76,10 @@ JOB_RUNS = Table(
         number("tokens_in", 64, "count", "tokens in"),
         number("tokens_out", 64, "count", "tokens out"),
         number("requests", 64, "count", "requests"),
+        number("wall_ns", 64, "ns", "wall time of its units, summed over ranks"),
+        number("rank_units", 64, "count", "units, summed over ranks: wall_ns over rank_units is the mean time of a unit"),
     ),
+    version=2,
 )
 
 DEVICE_HOURLY = Table(
@@ -91,6 +94,9 @@ DEVICE_HOURLY = Table(
         text("node", "host name"),
         text("device_uuid", "device"),
         text("gpu_model", "model as NVML names it", null=True),
+        text("parent_uuid", "GPU that a MIG slice is cut from; null for a whole device", null=True),
+        number("mig_slices", 16, "count", "compute slices of a MIG slice; null for a whole device", null=True, summed=False),
+        number("mig_total", 16, "count", "compute slices of its GPU; null for a whole device", null=True, summed=False),
         text("job_id", "job; null for idle and for processes that nobody claims", null=True),
         number("attempt", 16, "count", "restart number", null=True, summed=False),
         number("rank", 32, "count", "global rank", null=True, summed=False),
@@ -103,6 +109,7 @@ DEVICE_HOURLY = Table(
         number("energy_mj", 64, "mJ", "energy; null when no reading gave any", null=True),
         text("evidence", "measured, interpolated or assumed", values=EVIDENCE),
     ),
+    version=2,
 )
 
 LAYER_HOURLY = Table(
@@ -166,7 +173,10 @@ ATTACHMENTS = Table(
         text("object_id", "volume or address, in the form the bill uses"),
         text("cloud", "aws, azure, gcp …"),
         text("instance_id", "instance it was attached to"),
+        number("bytes", 64, "bytes", "size of the volume, as the host states it", null=True, summed=False),
+        text("object_type", "type of the volume in the provider's words, such as gp3", null=True),
     ),
+    version=2,
 )
 
 USAGE = {t.name: t for t in (JOB_RUNS, DEVICE_HOURLY, LAYER_HOURLY, ATTACHMENTS)}

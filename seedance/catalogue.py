@@ -1,8 +1,9 @@
-"""What is known about GPUs and the instance types that carry them: committed tables in, plain values out.
+"""What is known about GPUs, the instance types that carry them, and volumes: committed tables in, plain values out.
 
 `data/gpu_instances.csv` has one row per instance type and region (GPUs, memory, vCPUs, list and spot price, date),
-`data/gpus.csv` one row per GPU model (names as NVML spells them, peaks per dtype in TFLOP/s, memory, bandwidth, power).
-Each row names its source; an empty field means that no source was found. Knows no bill and no network.
+`data/gpus.csv` one row per GPU model (names as NVML spells them, peaks per dtype in TFLOP/s, memory, bandwidth, power),
+`data/storage_prices.csv` one row per volume type and region (list price of a GiB for a month). Each row names its
+source; an empty field means that no source was found. Knows no bill and no network.
 """
 
 from __future__ import annotations
@@ -110,6 +111,43 @@ def gpu_instances() -> tuple[GpuInstance, ...]:
     )
 
 
+@dataclass(frozen=True)
+class StoragePrice:
+    """List price of one type of volume in one region.
+
+    Args:
+        cloud: aws, azure or gcp.
+        volume_type: as the cloud spells it.
+        region: region of the price.
+        usd_per_gib_month: list price of a GiB for a calendar month.
+        as_of: date of the price; None where the source states none.
+        source: where the row comes from.
+    """
+
+    cloud: str
+    volume_type: str
+    region: str
+    usd_per_gib_month: Decimal
+    as_of: str | None
+    source: str
+
+
+@cache
+def storage_prices() -> tuple[StoragePrice, ...]:
+    """Every volume type with a list price that the catalogue knows, in file order."""
+    return tuple(
+        StoragePrice(
+            cloud=row["cloud"],
+            volume_type=row["volume_type"],
+            region=row["region"],
+            usd_per_gib_month=Decimal(row["usd_per_gib_month"]),
+            as_of=row["as_of"] or None,
+            source=row["source"],
+        )
+        for row in _rows("storage_prices.csv")
+    )
+
+
 def gpu_instance(cloud: str, instance_type: str) -> GpuInstance | None:
     """What is known about an instance type (first region in file order), or None.
 
@@ -151,7 +189,8 @@ def peak_flops(gpu_model: str, dtype: str) -> int | None:
 @cache
 def catalogue_digest() -> str:
     """sha256 hex over the bytes of the catalogue's tables."""
-    files = (resources.files("seedance").joinpath("data", name) for name in ("gpu_instances.csv", "gpus.csv"))
+    names = ("gpu_instances.csv", "gpus.csv", "storage_prices.csv")
+    files = (resources.files("seedance").joinpath("data", name) for name in names)
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 

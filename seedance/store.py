@@ -13,40 +13,28 @@ import logging
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from seedance.errors import Exists, StoreError
+from seedance.remote import TEMPORARY, Entry, Odd, Remote, file_system
+
+__all__ = ["CHECK_PATH", "TEMPORARY", "Entry", "Odd", "Store", "Watch", "file_system"]
 
 Watch = Callable[[str, str, str], None]
-"""Called with ("before" | "after", "create" | "put" | "replace", path); tests stop or kill a writer there."""
+"""Called with ("before" | "after", "create" | "put" | "replace" | "delete", path); tests stop or kill a writer there."""
 
-Odd = Callable[[str, str], None]
-"""Called with path and reason for what stands in a folder and cannot be listed."""
-
-TEMPORARY = ".tmp-"
 CHECK_PATH = "lake.check"
-_CONFLICTS = ("ConditionalRequestConflict", "OperationAborted")
-_CONFLICT_TRIES = 5
 
 log = logging.getLogger(__name__)
-
-
-class Entry(NamedTuple):
-    """One object: path below the store's URL, size in bytes, and a tag that changes when the content does."""
-
-    path: str
-    bytes: int
-    etag: str
 
 
 class Store:
     """Objects below one URL.
 
     Args:
-        url: a folder on local disk (a path, or `file://`), or any fsspec URL such as `s3://bucket/prefix`.
+        url: a folder on local disk (a path, or `file://`), or an fsspec URL: `s3://bucket/prefix`,
+            `abfs://container/prefix`, `gs://bucket/prefix`.
         watch: called around every write; not carried along when the store is pickled.
 
     Paths are relative, with `/`. Any failure of the storage below is a StoreError that names url and path.
@@ -56,13 +44,13 @@ class Store:
 
     def __init__(self, url: str, *, watch: Watch | None = None) -> None:
         local = url.removeprefix("file://") if "://" not in url or url.startswith("file://") else None
-        self._disk: _Disk | _Remote
+        self._disk: _Disk | Remote
         if local is not None:
             self.url = _folder_of(local)
             self._disk = _Disk(self.url)
         else:
             self.url = url.rstrip("/")
-            self._disk = _Remote(self.url)
+            self._disk = Remote(self.url)
         self._watch = watch
 
     def __reduce__(self) -> tuple[type[Store], tuple[str]]:
@@ -117,6 +105,13 @@ class Store:
         self._notify("after", "replace", path)
         return etag
 
+    def delete(self, path: str) -> None:
+        """Take an object away; one that is not there is fine. Readers that have it open keep it on local disk."""
+        self._notify("before", "delete", path)
+        with _Edge(self.url, path, "delete"), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._disk.delete(_clean(path))
+        self._notify("after", "delete", path)
+
     def get(self, path: str) -> bytes | None:
         """The object's bytes, or None when there is no such object."""
         with _Edge(self.url, path, "read"):
@@ -160,6 +155,11 @@ class Store:
         """
         with _Edge(self.url, prefix, "list"):
             return sorted(self._disk.entries(_clean(prefix, allow_empty=True), digest, odd))
+
+    def written(self, prefix: str = "") -> dict[str, int]:
+        """When every object below a folder was last written, ns UTC by the storage's own clock, sorted by path."""
+        with _Edge(self.url, prefix, "list"):
+            return dict(sorted(self._disk.written(_clean(prefix, allow_empty=True))))
 
     def folders(self, prefix: str = "") -> builtins.list[str]:
         """Names of the folders directly below a folder, sorted; [] when there are none."""
@@ -215,11 +215,16 @@ class _Edge:
         # KeyboardInterrupt and its like.
         if isinstance(error, Exception) and not isinstance(error, StoreError):
             raise StoreError(
-                f"{self._url}: cannot {self._operation} {self._path or 'the folder'}: {type(error).__name__}: {error}",
+                f"{self._url}: cannot {self._operation} {self._path or 'the folder'}: {type(error).__name__}: {_first(error)}",
                 url=self._url,
                 path=self._path,
                 operation=self._operation,
             ) from error
+
+
+def _first(error: Exception) -> str:
+    """The first line of what was raised: Azure's errors carry the whole answer below it."""
+    return str(error).partition("\n")[0]
 
 
 def _clean(path: str, *, allow_empty: bool = False) -> str:
@@ -320,6 +325,16 @@ class _Disk:
                     is_folder = stat.S_ISDIR(facts.st_mode)
                     odd(path, "a link to a folder that it lies in" if is_folder else "neither a file nor a folder")
 
+    def delete(self, path: str) -> None:
+        file = Path(self._root, path)
+        file.unlink()
+        _sync_folder(file.parent)
+
+    def written(self, prefix: str) -> Iterator[tuple[str, int]]:
+        for entry in self.entries(prefix, False, None):
+            with contextlib.suppress(FileNotFoundError):
+                yield entry.path, Path(self._root, entry.path).stat().st_mtime_ns
+
     def folders(self, prefix: str) -> Iterator[str]:
         return (item.name for item in self._scan(prefix) if item.is_dir())
 
@@ -384,82 +399,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-class _Remote:
-    """Any fsspec file system; never from its listing cache."""
-
-    def __init__(self, url: str) -> None:
-        # Here and not above: hosts that write to local disk do without fsspec.
-        import fsspec
-
-        try:
-            self._fs, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise StoreError(f"{url}: no file system for this URL: {error}", url=url, path="") from error
-        self._root = root.rstrip("/")
-
-    def create(self, path: str, data: bytes) -> None:
-        for attempt in range(_CONFLICT_TRIES):
-            try:
-                self._fs.pipe_file(self._at(path), data, mode="create")
-                return
-            except FileExistsError:
-                raise
-            except OSError as error:
-                if attempt == _CONFLICT_TRIES - 1 or not _is_conflict(error):
-                    raise
-                time.sleep(0.05 * 2**attempt)  # S3 answers 409 to both of two puts at once; the next try is decided
-
-    def replace(self, path: str, data: bytes) -> str:
-        answer = self._fs.pipe_file(self._at(path), data)
-        etag = answer.get("ETag") if isinstance(answer, dict) else None
-        if etag:
-            return str(etag).strip('"')
-        entry = self.stat(path, True)
-        return entry.etag if entry else ""
-
-    def read(self, path: str) -> bytes:
-        return bytes(self._fs.cat_file(self._at(path)))
-
-    def stat(self, path: str, digest: bool) -> Entry | None:
-        info = self._fs.info(self._at(path))
-        return self._entry(path, info, digest) if info["type"] == "file" else None
-
-    def entries(self, prefix: str, digest: bool, odd: Odd | None) -> Iterator[Entry]:
-        try:
-            found: dict[str, dict[str, Any]] = self._fs.find(self._at(prefix), detail=True)
-        except FileNotFoundError:
-            return
-        for name, info in found.items():
-            path = name.removeprefix(self._root).strip("/")
-            inside = not prefix or path.startswith(prefix + "/")
-            if info["type"] == "file" and inside and not path.rpartition("/")[2].startswith(TEMPORARY):
-                yield self._entry(path, info, digest)
-
-    def folders(self, prefix: str) -> list[str]:
-        try:
-            found: list[dict[str, Any]] = self._fs.ls(self._at(prefix), detail=True)
-        except FileNotFoundError:
-            return []
-        return [i["name"].rstrip("/").rpartition("/")[2] for i in found if i["type"] == "directory"]
-
-    def _entry(self, path: str, info: dict[str, Any], digest: bool) -> Entry:
-        # Google's etag counts generations, its md5Hash is of the content; S3 and Azure have the one tag.
-        tag = (info.get("md5Hash") if digest else None) or info.get("ETag") or info.get("etag")
-        if not tag:
-            tag = hashlib.sha256(self.read(path)).hexdigest()  # stores for tests alone, such as memory://
-        return Entry(path, int(info["size"]), str(tag).strip('"'))
-
-    def _at(self, path: str) -> str:
-        return f"{self._root}/{path}" if path else self._root
-
-
-def _is_conflict(error: BaseException) -> bool:
-    cause: BaseException | None = error
-    while cause is not None:
-        response = getattr(cause, "response", None)
-        if isinstance(response, dict) and response.get("Error", {}).get("Code") in _CONFLICTS:
-            return True
-        cause = cause.__cause__
-    return False

@@ -1,4 +1,4 @@
-"""Bill deliveries into charges per usage day: accepted or refused whole, parsed once; and which snapshots are in force.
+"""Bill deliveries into charges per usage day: accepted or refused whole, parsed once; and what other stages ask of them.
 
 A delivery is copied into `raw/bills/<source>/<delivery>/`; its `delivery.json`, written last, is the acceptance. What stands
 at a source is listed after that. Until then it can be killed anywhere and run again. Knows no telemetry and no address.
@@ -9,52 +9,53 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.billing import CHARGES
 from seedance.canonical import canonical
 from seedance.catalogue import gpu_instances
 from seedance.errors import StoreError
-from tasks.core import snapshots, ties
+from tasks.closing import Contracted, complete_windows, contracted_prices
+from tasks.core import snapshots
 from tasks.core.snapshots import Listed
+from tasks.differences import report_differences
 from tasks.errors import DeliveryError
 from tasks.io import deliveries
-from tasks.io.bills import Candidate, Source, shown
-from tasks.io.deliveries import RAW, RECORD, Parsed
+from tasks.io.bills import Source
+from tasks.io.deliveries import RAW
 from tasks.io.lake import Handle, Lake, Part, Step
+from tasks.io.layouts import Candidate, shown
 from tasks.settings import BillSource, Settings
-from tasks.step import run_step, stage_key
+from tasks.standing import (
+    InForce,
+    Standing,
+    former_in_force,
+    handle_name,
+    parse_step,
+    snapshots_in_force,
+    standing,
+    tie_rules,
+)
+
+__all__ = [
+    "Contracted",
+    "InForce",
+    "charges_of",
+    "complete_windows",
+    "contracted_prices",
+    "days_touched",
+    "former_in_force",
+    "ingest",
+    "period_facts",
+    "report_differences",
+    "snapshots_in_force",
+]
 
 LOG = logging.getLogger(__name__)
-STAGE = "bill"
-OVERLAP = "bill_overlap"
-RULES = Path(__file__).parent / "rules" / "ties.csv"
-MODULES = ("tasks.bill", "tasks.io.bills", "tasks.io.deliveries")
 LISTING_TRIES = 20
-
-
-@dataclass(frozen=True)
-class InForce:
-    """A delivery in force for one billing period of one source, and what parsing made of it; a period can have several."""
-
-    source: str
-    period: str
-    delivery: str
-    step: Step
-
-
-class _Standing(NamedTuple):
-    """What counts of a source, and the newer file by (delivery, billing period) of what does not."""
-
-    force: list[InForce]
-    superseded: dict[tuple[str, str], str]
 
 
 def ingest(lake: Lake, settings: Settings) -> list[dict[str, Any]]:
@@ -97,7 +98,7 @@ def charges_of(
     marks: dict[str, int] = {}
     machines = {k for one in force for k in one.step.facts["machine_services"].get(one.period, ())}
     for one in force:
-        handle = one.step.handles.get(_handle_name(one.period, day))
+        handle = one.step.handles.get(handle_name(one.period, day))
         if handle is not None:
             parts.update({part.path: (one, part) for part in handle.parts})
         for key, at in one.step.facts["watermarks"].get(one.period, {}).items():
@@ -118,77 +119,9 @@ def days_touched(lake: Lake, settings: Settings, *, bills: Sequence[InForce] | N
     digests: dict[str, list[str]] = {}
     for one in snapshots_in_force(lake, settings) if bills is None else bills:
         for day in one.step.facts["days"].get(one.period, {}):
-            handle = one.step.handles[_handle_name(one.period, day)]
+            handle = one.step.handles[handle_name(one.period, day)]
             digests.setdefault(day, []).extend(part.sha256 for part in handle.parts)
     return {day: hashlib.sha256(canonical(sorted(digests[day]))).hexdigest() for day in sorted(digests)}
-
-
-def snapshots_in_force(lake: Lake, settings: Settings) -> list[InForce]:
-    """The deliveries in force for each billing period of each source in the settings, sorted by source and period.
-
-    Of a period those count that stood at the source when it was last listed with any delivery of the period, without
-    older states of one another. A delivery that this code has not parsed yet is parsed now, from its copy in the lake.
-
-    Raises:
-        StoreError: an acceptance, a listing or a copy is damaged; carries path.
-    """
-    names = sorted(source.name for source in settings.bills)
-    return [
-        one for name in names for one in _standing(lake, name, deliveries.newest_listing(lake.store, name)[1]).force
-    ]
-
-
-def _standing(lake: Lake, source: str, listed: Sequence[Listed]) -> _Standing:
-    steps: dict[str, Step] = {}
-    force: list[InForce] = []
-    superseded: dict[tuple[str, str], str] = {}
-    for period, some in snapshots.contenders(listed).items():
-        for one in some:
-            if one.delivery not in steps:
-                steps[one.delivery] = _parse_step(lake, _record(lake, source, one.delivery), None)
-        by = _overlaps(lake, source, period, [InForce(source, period, d.delivery, steps[d.delivery]) for d in some])
-        names = {one.delivery: one.name for one in some}
-        superseded |= {(old, period): names[new] for old, new in by.items()}
-        force += [InForce(source, period, d, steps[d]) for d in sorted(names) if d not in by]
-    return _Standing(force, superseded)
-
-
-def _record(lake: Lake, source: str, delivery: str) -> dict[str, Any]:
-    record = deliveries.read_record(lake.store, source, delivery)
-    if record is None:
-        path = f"{RAW}/{source}/{delivery}/{RECORD}"
-        raise StoreError(
-            f"{lake.store.url}: no {path}, and the listing of source {source} names that delivery. Put the folder back, or "
-            "run ingestion again while the delivery is still at its source.",
-            url=lake.store.url,
-            path=path,
-        )
-    return record
-
-
-def _overlaps(lake: Lake, source: str, period: str, some: Sequence[InForce]) -> Mapping[str, str]:
-    """Deliveries of a period that share a charge with a newer one, and the newest such; `some` is newest first."""
-    if len(some) < 2:
-        return {}
-    prefix = _handle_name(period, "")
-    handles = {one.delivery: [h for name, h in one.step.handles.items() if name.startswith(prefix)] for one in some}
-    key = stage_key(
-        OVERLAP,
-        modules=("tasks.bill", "tasks.core.snapshots"),
-        schemas=[CHARGES],
-        settings={"source": source, "period": period, "newest_first": [one.delivery for one in some]},
-        inputs=[h.sha256 for found in handles.values() for h in found],
-    )
-
-    def compute() -> Step:
-        keys = []
-        for one in some:
-            tables = [lake.read(h, CHARGES, columns=["x_ChargeKey"]) for h in handles[one.delivery]]
-            keys.append(pc.unique(pa.concat_tables(tables)["x_ChargeKey"]))
-        newer = snapshots.superseded_by(keys)
-        return Step({}, {one.delivery: some[n].delivery for one, n in zip(some, newer, strict=True) if n is not None})
-
-    return run_step(lake, OVERLAP, key, compute)[0].facts
 
 
 def period_facts(lake: Lake, settings: Settings, standing: Collection[str]) -> list[dict[str, Any]]:
@@ -233,11 +166,11 @@ def _ingest_source(lake: Lake, source: BillSource) -> list[dict[str, Any]]:
                 break
         else:
             raise StoreError(f"other runs listed it {LISTING_TRIES} times meanwhile. Run again.", url=lake.store.url)
-        standing = _standing(lake, source.name, now)
+        stands = standing(lake, source.name, now)
         for entry in entries:
             if entry["status"] == "known" and (entry["delivery"], entry["name"]) in accepted:
                 entry["status"] = "accepted"
-            _tell_superseded(entry, standing)
+            _tell_superseded(entry, stands)
     except DeliveryError as error:
         entries.append(_entry(source.name, None, source.url, "refused", error=error))
     except Exception as error:
@@ -289,16 +222,17 @@ def _ingest_one(
     """The record and step of a complete delivery, and whether it is new; not read again when its tags are `known`."""
     record = None if known is None else deliveries.read_record(lake.store, source.name, known)
     if record is not None:
-        return record, _parse_step(lake, record, None), "known"
+        return record, parse_step(lake, record, None), "known"
     contents = [(deliveries.file_facts(path, data), data) for path, data in _fetched(source, candidate)]
     contents.sort(key=lambda content: (content[0]["name"], content[0]["origin"]))
     files = [file for file, _ in contents]
     delivery = deliveries.delivery_id(files)
     record = deliveries.read_record(lake.store, source.name, delivery)
     if record is not None:
-        return record, _parse_step(lake, record, None), "known"
+        return record, parse_step(lake, record, None), "known"
     try:
-        parsed = deliveries.parse(source.name, candidate.period, contents)
+        parsed = deliveries.parse(source.name, candidate.period, contents, tie_rules(), gpu_instances())
+        deliveries.check_promises(source.name, candidate, parsed.charges)
     except DeliveryError as error:
         error.facts["delivery"] = delivery
         raise
@@ -313,7 +247,7 @@ def _ingest_one(
         "files": files,
         "rows": len(parsed.charges),
     }
-    step = _parse_step(lake, record, parsed)
+    step = parse_step(lake, record, parsed)
     deliveries.accept(lake.store, record)
     return record, step, "accepted"
 
@@ -323,12 +257,12 @@ def _fetched(source: Source, candidate: Candidate) -> Iterator[tuple[str, bytes]
         yield path, source.fetch(path)
 
 
-def _tell_superseded(entry: dict[str, Any], standing: _Standing) -> None:
+def _tell_superseded(entry: dict[str, Any], stands: Standing) -> None:
     """Say which newer file stands in the place of this one, for all of its billing periods or some."""
-    by = {period: name for (old, period), name in standing.superseded.items() if old == entry["delivery"]}
+    by = {period: name for (old, period), name in stands.superseded.items() if old == entry["delivery"]}
     if entry["status"] == "refused" or not by:
         return
-    if not any(one.delivery == entry["delivery"] for one in standing.force):
+    if not any(one.delivery == entry["delivery"] for one in stands.force):
         entry["status"] = "superseded"
     names = " and ".join(sorted(set(by.values())))
     entry["message"] = (
@@ -369,75 +303,6 @@ def _entry(
         "periods": facts.get("periods", []),
         "days": days,
     }
-
-
-def _parse_step(lake: Lake, record: Mapping[str, Any], parsed: Parsed | None) -> Step:
-    """The parse step of an accepted delivery; from its copy in the lake when it was not parsed just now."""
-    rules = RULES.read_bytes()
-    types = sorted({i.instance_type for i in gpu_instances()})
-    key = stage_key(
-        STAGE,
-        modules=MODULES,
-        schemas=[CHARGES],
-        settings={
-            "ties": hashlib.sha256(rules).hexdigest(),
-            "gpu_types": types,
-            "source": record["source"],
-            "period": record["period"],
-        },
-        inputs=[f["sha256"] for f in record["files"]],
-    )
-
-    def compute() -> Step:
-        ready = parsed
-        if ready is None:
-            copies = deliveries.read_copies(lake.store, record)
-            ready = deliveries.parse(record["source"], record["period"], copies)
-        tied = ties.tie(ready.charges, ties.parse_rules(rules.decode(), where=f"tasks/rules/{RULES.name}"), types)
-        return _store(lake, record["source"], ready, tied)
-
-    return run_step(lake, STAGE, key, compute)[0]
-
-
-def _handle_name(period: str, day: str) -> str:
-    return f"{CHARGES.name}/{period}/{day}"
-
-
-def _store(lake: Lake, source: str, parsed: Parsed, tied: pa.Table) -> Step:
-    """Objects per billing period and usage day, and the facts of the delivery."""
-    charges = parsed.charges
-    for name in tied.column_names:
-        charges = charges.append_column(name, tied[name])
-    charges = charges.append_column("x_Source", pa.array([source] * len(charges), pa.string()))
-    parts = snapshots.split_days(charges).select(list(CHARGES.names))
-    start = np.asarray(parts["BillingPeriodStart"].cast(pa.int64()))
-    day = np.asarray(parts["x_UsageDate"].cast(pa.int32())).astype(np.int64)
-    handles: dict[str, Handle] = {}
-    days: dict[str, dict[str, Any]] = {}
-    order = np.lexsort((day, start))
-    edges = np.flatnonzero((np.diff(start[order]) != 0) | (np.diff(day[order]) != 0)) + 1
-    for rows in np.split(order, edges):
-        period, date = snapshots.instant_text(int(start[rows[0]])), snapshots.day_text(int(day[rows[0]]))
-        some = parts.take(pa.array(rows))
-        handles[_handle_name(period, date)] = lake.handle(CHARGES, date, [some])
-        days.setdefault(period, {})[date] = {
-            "rows": len(some),
-            "BilledCost": snapshots.plain(snapshots.sum_money(some["x_DayBilledCost"])),
-            "EffectiveCost": snapshots.plain(snapshots.sum_money(some["x_DayEffectiveCost"])),
-        }
-    marks, machines = snapshots.watermarks(charges)
-    facts = {
-        "rows": len(charges),
-        "periods": deliveries.periods_of(charges),
-        "currencies": sorted(pc.unique(charges["BillingCurrency"]).to_pylist()),
-        "days": days,
-        "watermarks": marks,
-        "machine_services": machines,
-        "totals": snapshots.totals(charges),
-        "bridge": snapshots.bridge(charges, parts),
-        "files": parsed.files,
-    }
-    return Step(handles, facts)
 
 
 def _refuse_twice(lake: Lake, handle: Handle) -> None:

@@ -7,6 +7,7 @@
     ├── LayoutError        a lake is of another layout than this code writes
     ├── DeterminismError   the same key gave other bytes
     ├── LawError           a law is broken: money or time does not add up
+    ├── GateError          an expectation at the end of a stage does not hold
     └── WitnessError       the second ledger disagrees with the first
 
 Storage and schema errors are those of `seedance.errors`. Each error carries its facts as attributes, so that callers
@@ -44,6 +45,10 @@ class DeterminismError(PipelineError):
 
 class LawError(PipelineError):
     """A law is broken, and nothing was published: law, where, expected, found."""
+
+
+class GateError(PipelineError):
+    """An expectation at the end of a stage does not hold, and nothing of the day was published: stage, day, failed."""
 
 
 class WitnessError(PipelineError):

@@ -7,6 +7,7 @@ and the others go on; nothing of a failed day is committed.
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,15 +16,19 @@ from decimal import Decimal
 from typing import Any
 
 from schemas.billing import CHARGES
+from schemas.ledger import ADDRESSES, LEDGER, REPORTS, SPANS
+from schemas.usage import DEVICE_HOURLY, USAGE
 from seedance.errors import SeedanceError
-from tasks import bill, collect, publish, reconcile, reduce
+from tasks import bill, calibrate, collect, gates, progress, publish, reconcile, reduce, restate, stale
 from tasks.core import money
 from tasks.errors import DeliveryError, LayoutError, PipelineError
+from tasks.io import leases
 from tasks.io.lake import Commit, Lake, Moved, Step
 from tasks.plan import DayPlan
 from tasks.settings import Settings
 
 log = logging.getLogger(__name__)
+LEDGER_TABLES = {**LEDGER, **REPORTS}
 
 
 @dataclass
@@ -36,6 +41,7 @@ class Outcome:
         reused: days whose output was there already.
         failed: reason by day.
         duration_ms: wall time by day.
+        checks: what the gate of the stage found, by day.
     """
 
     stage: str
@@ -43,6 +49,7 @@ class Outcome:
     reused: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     duration_ms: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
 @dataclass
@@ -53,14 +60,21 @@ class Published:
     moved: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
     duration_ms: dict[str, int] = field(default_factory=dict)
+    checks: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
 
-def _each(stage: str, days: Sequence[str], work: Callable[[str], tuple[Step, bool]]) -> Outcome:
+Gate = Callable[[str, Step], list[dict[str, Any]]]
+
+
+def _each(stage: str, days: Sequence[str], work: Callable[[str], tuple[Step, bool]], gate: Gate) -> Outcome:
     outcome = Outcome(stage)
-    for day in days:
+    for number, day in enumerate(days):
+        progress.tell(number, len(days), f"{stage} {day}")
         start = time.monotonic_ns()
         try:
-            outcome.steps[day], reused = work(day)
+            step, reused = work(day)
+            outcome.checks[day] = gate(day, step)
+            outcome.steps[day] = step
         except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
             outcome.failed[day] = _reason(stage, day, error)
             continue
@@ -102,28 +116,61 @@ def refuse_future(settings: Settings, days: Sequence[str]) -> dict[str, int]:
 def collect_days(settings: Settings, plans: Sequence[DayPlan]) -> Outcome:
     """Check the shards of each day; quarantine what cannot be used."""
     lake = open_lake(settings)
-    return _each("collect", [p.day for p in plans], lambda day: collect.collect_day(lake, settings, day))
+
+    def gate(day: str, step: Step) -> list[dict[str, Any]]:
+        return gates.check("collect", day, {}, gates.collect_measures(step.facts, settings))
+
+    return _each("collect", [p.day for p in plans], lambda day: collect.collect_day(lake, settings, day), gate)
 
 
 def reduce_days(settings: Settings, collected: Outcome) -> Outcome:
     """Reduce the accepted shards of each day to usage tables."""
     lake = open_lake(settings)
-    return _each(
-        "reduce",
-        list(collected.steps),
-        lambda day: reduce.reduce_day(lake, settings, day, collected.steps[day].facts["accepted"]),
-    )
+
+    def work(day: str) -> tuple[Step, bool]:
+        return reduce.reduce_day(lake, settings, day, collected.steps[day].facts["accepted"])
+
+    def gate(day: str, step: Step) -> list[dict[str, Any]]:
+        tables = {name: lake.read(handle, USAGE[name]) for name, handle in step.handles.items() if name in USAGE}
+        return gates.check("reduce", day, tables, gates.reduce_measures(tables[DEVICE_HOURLY.name]))
+
+    return _each("reduce", list(collected.steps), work, gate)
 
 
-def reconcile_days(settings: Settings, plans: Sequence[DayPlan], usage: Outcome) -> Outcome:
+def calibrate_days(settings: Settings, plans: Sequence[DayPlan], usage: Outcome) -> Outcome:
+    """Learn from the days before each open day how far its estimates lie from bills."""
+    lake = open_lake(settings)
+    by_day = {p.day: p for p in plans}
+    days = [day for day in usage.steps if by_day[day].is_open]
+
+    def work(day: str) -> tuple[Step, bool]:
+        return calibrate.calibrate_day(lake, settings, by_day[day])
+
+    return _each("calibrate", days, work, lambda day, step: [])
+
+
+def reconcile_days(settings: Settings, plans: Sequence[DayPlan], usage: Outcome, learnt: Outcome) -> Outcome:
     """Settle each day's ledger and hold it to the laws and to the witness."""
     lake = open_lake(settings)
     by_day = {p.day: p for p in plans}
-    return _each(
-        "reconcile",
-        list(usage.steps),
-        lambda day: reconcile.reconcile_day(lake, settings, by_day[day], usage.steps[day].handles),
-    )
+
+    of_bill: dict[str, list[dict[str, Any]]] = {}
+
+    def work(day: str) -> tuple[Step, bool]:
+        charges = lake.read(by_day[day].charges, CHARGES)
+        of_bill[day] = gates.check("bill", day, {CHARGES.name: charges}, gates.bill_measures(charges))
+        step = learnt.steps.get(day)
+        return reconcile.reconcile_day(
+            lake, settings, by_day[day], usage.steps[day].handles, None if step is None else step.facts
+        )
+
+    def gate(day: str, step: Step) -> list[dict[str, Any]]:
+        charges = lake.read(by_day[day].charges, CHARGES)
+        tables = {name: lake.read(handle, LEDGER_TABLES[name]) for name, handle in step.handles.items()}
+        measures = gates.reconcile_measures(charges, tables[ADDRESSES.name], tables[SPANS.name], settings)
+        return of_bill[day] + gates.check("reconcile", day, tables, measures)
+
+    return _each("reconcile", [day for day in usage.steps if day not in learnt.failed], work, gate)
 
 
 def publish_days(
@@ -133,12 +180,17 @@ def publish_days(
     lake = open_lake(settings)
     by_day = {p.day: p for p in plans}
     done = Published()
-    for day, ledger in ledgers.steps.items():
+    for number, (day, ledger) in enumerate(ledgers.steps.items()):
+        progress.tell(number, len(ledgers.steps), f"publish {day}")
         start = time.monotonic_ns()
         plan, of_day = by_day[day], usage.steps[day].handles
         try:
             reports, _ = publish.report_day(lake, plan, of_day, ledger.handles)
-            done.commits[day] = publish.commit_day(lake, plan, collected.steps[day].facts, of_day, ledger, reports)
+            restated, _ = restate.restate_day(lake, plan, ledger.handles[ADDRESSES.name])
+            done.checks[day] = _publish_gate(lake, day, ledger, reports)
+            done.commits[day] = publish.commit_day(
+                lake, plan, collected.steps[day].facts, of_day, ledger, {**reports.handles, **restated.handles}
+            )
         except Moved:
             done.moved.append(day)
         except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
@@ -147,23 +199,28 @@ def publish_days(
     return done
 
 
-def finish(
-    settings: Settings, as_of: str, run_id: str, rows: Mapping[str, list[dict[str, Any]]], facts: Mapping[str, Any]
-) -> tuple[list[str], list[str], dict[str, str]]:
-    """Repair `report/`, publish the bridge and the quality of each computed day; repaired paths, stale days, what failed."""
-    lake = open_lake(settings)
-    repaired = lake.repair()
-    stale: list[str] = []
-    failed: dict[str, str] = {}
-    try:
-        if lake.committed_days():
-            stale = publish.publish_bridge(lake, settings, as_of)
-    except Exception as error:  # noqa: BLE001 - the days are published; the run is still recorded
-        failed["report_bridge__monthly"] = _reason("finish", as_of, error)
-    for day, checks in rows.items():
-        publish.publish_quality(lake, day, checks)
-    publish.record_run(lake, run_id, facts)
-    return repaired, stale, failed
+def _publish_gate(lake: Lake, day: str, ledger: Step, reports: Step) -> list[dict[str, Any]]:
+    tables = {name: lake.read(handle, REPORTS[name]) for name, handle in reports.handles.items()}
+    addresses = lake.read(ledger.handles[ADDRESSES.name], ADDRESSES)
+    costs = {name: table for name, table in tables.items() if name.startswith("report_cost__")}
+    return gates.check("publish", day, tables, gates.publish_measures(addresses, costs))
+
+
+def take_turns(settings: Settings, days: Sequence[str]) -> leases.Turns:
+    """Leases of the days that are about to be computed; waits, for as long as the settings say, where another run has them."""
+    return leases.take(open_lake(settings).store, days, settings.lease_seconds)
+
+
+def give_back(settings: Settings, turns: leases.Turns) -> None:
+    """End the leases of days, done or not."""
+    leases.give_back(open_lake(settings).store, turns.leases)
+
+
+def mark_stale(settings: Settings, failed: Mapping[str, str], first_day: str | None, last_day: str) -> None:
+    """Mark the days that failed as stale beside their reports, and take the marks of the others away."""
+    oldest = first_day or (dt.date.fromisoformat(last_day) - dt.timedelta(days=settings.look_back_days)).isoformat()
+    now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
+    stale.mark(open_lake(settings), failed, oldest, last_day, now)
 
 
 def heads(settings: Settings, days: Sequence[str]) -> dict[str, Commit]:

@@ -77,7 +77,7 @@ def assert_same_total(addresses: pa.Table, report: pa.Table, name: str) -> None:
     Raises:
         LawError: names the report, the ledger, both totals.
     """
-    for column in ("BilledCost", "EffectiveCost", "x_EstimatedCost"):
+    for column in ("BilledCost", "EffectiveCost", "x_EstimatedCost", "x_PromotionalCost"):
         expected, found = (_total(t[column]) for t in (addresses, report))
         if expected != found:
             raise LawError(
@@ -90,7 +90,12 @@ def assert_same_total(addresses: pa.Table, report: pa.Table, name: str) -> None:
 
 
 def commit_day(
-    lake: Lake, plan: DayPlan, collected: Mapping[str, Any], usage: Mapping[str, Handle], ledger: Step, reports: Step
+    lake: Lake,
+    plan: DayPlan,
+    collected: Mapping[str, Any],
+    usage: Mapping[str, Handle],
+    ledger: Step,
+    reports: Mapping[str, Handle],
 ) -> Commit:
     """Assert the laws on what was read back, commit, and bring `report/` to the head.
 
@@ -102,7 +107,7 @@ def commit_day(
     charges = lake.read(plan.charges, CHARGES)
     assert_money(charges, addresses)
     assert_periods(charges, addresses)
-    handles = {plan.charges.table: plan.charges, **usage, **ledger.handles, **reports.handles}
+    handles = {plan.charges.table: plan.charges, **usage, **ledger.handles, **reports}
     body = {
         "parent": plan.parent,
         "key": plan.key,
@@ -110,7 +115,7 @@ def commit_day(
         "handles": handles,
         "bills": plan.bill_facts["bills"],
         "prices": plan.prices.to_dict(),
-        "alpha": str(plan.alpha),
+        "alphas": ledger.facts["alphas"],
         "cause": plan.cause,
         "facts": {
             "parts": dict(plan.parts),
@@ -118,7 +123,7 @@ def commit_day(
             "quarantined": len(collected["quarantined"]),
             "totals": ledger.facts["totals"],
             "findings": ledger.facts["findings"],
-            "mape": ledger.facts["mape"],
+            "errors": ledger.facts["errors"],
             "periods": period_totals(addresses),
         },
     }

@@ -13,8 +13,9 @@ from schemas.ledger import ADDRESSES, LAYERS, RECONCILIATION, SPANS
 from schemas.usage import ATTACHMENTS, DEVICE_HOURLY, JOB_RUNS, LAYER_HOURLY
 from seedance.catalogue import catalogue_digest, gpu_instances
 from tasks import witness
+from tasks.core.calibrate import Verdict, read_verdicts
 from tasks.core.ledger import Inputs, Ledger, settle
-from tasks.core.reconciliation import errors, reconciliation_hourly
+from tasks.core.reconciliation import errors, own_verdicts, reconciliation_hourly
 from tasks.core.reports import totals_by_category
 from tasks.io.lake import Handle, Lake, Step
 from tasks.plan import DayPlan
@@ -36,8 +37,17 @@ _SCHEMAS = (
 )
 
 
-def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> tuple[Step, bool]:
+def reconcile_day(
+    lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle], learnt: Mapping[str, Any] | None
+) -> tuple[Step, bool]:
     """The ledger of one day: handles of addresses, layers, spans and the reconciliation; facts: totals, findings, checks.
+
+    Args:
+        lake: where everything is.
+        settings: region of what no bill has placed.
+        plan: of the day.
+        usage: handles of its usage tables.
+        learnt: facts of `tasks.calibrate`, `alphas` and `verdicts`; None for a day that is not open.
 
     Raises:
         LawError: money or time does not add up. WitnessError: the second ledger disagrees. Nothing is committed then.
@@ -47,12 +57,13 @@ def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[
         modules=_MODULES,
         schemas=_SCHEMAS,
         settings={
-            "default_region": settings.default_region,
+            "default_region": settings.default_region.model_dump(),
             "catalogue": catalogue_digest(),
             "witness": witness.SQL_DIGEST,
             "revision": plan.revision,
             "cause": plan.cause,
-            "alpha": plan.alpha,
+            "learnt": learnt,
+            "contracted": plan.contracted,
         },
         inputs=[
             plan.charges.sha256,
@@ -61,10 +72,12 @@ def reconcile_day(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[
             *(f"{k}={v}" for k, v in plan.bill_facts["watermarks"].items()),
         ],
     )
-    return run_step(lake, "reconcile", key, lambda: _compute(lake, settings, plan, usage))
+    return run_step(lake, "reconcile", key, lambda: _compute(lake, settings, plan, usage, learnt))
 
 
-def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle]) -> Step:
+def _compute(
+    lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, Handle], learnt: Mapping[str, Any] | None
+) -> Step:
     inputs = Inputs(
         day=plan.day,
         charges=lake.read(plan.charges, CHARGES),
@@ -75,8 +88,9 @@ def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, 
         gpu_counts=gpu_counts(),
         prices=lake.read(plan.prices, PRICES),
         watermarks=plan.bill_facts["watermarks"],
-        default_region=settings.default_region,
-        alpha=plan.alpha,
+        default_region=settings.default_region.model_dump(),
+        alphas=None if learnt is None else learnt["alphas"],
+        contracted=plan.contracted,
         revision=plan.revision,
         cause=plan.cause,
     )
@@ -94,8 +108,11 @@ def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, 
         addresses=ledger.addresses,
         layers=ledger.layers,
         spans=ledger.spans,
+        alphas=inputs.alphas or {},
+        contracted=plan.contracted,
     )
-    hourly = reconciliation_hourly(inputs, ledger)
+    judged = own_verdicts(plan.day, ledger.pairs) if learnt is None else read_verdicts(learnt["verdicts"])
+    hourly = reconciliation_hourly(inputs, ledger.pairs, judged)
     tables: list[tuple[Any, pa.Table]] = [
         (ADDRESSES, ledger.addresses),
         (LAYERS, ledger.layers),
@@ -103,7 +120,7 @@ def _compute(lake: Lake, settings: Settings, plan: DayPlan, usage: Mapping[str, 
         (RECONCILIATION, hourly),
     ]
     handles = {spec.name: lake.handle(spec, plan.day, [table]) for spec, table in tables}
-    return Step(handles, _facts(inputs, ledger, hourly, report))
+    return Step(handles, _facts(inputs, ledger, hourly, judged, report))
 
 
 def gpu_counts() -> dict[str, int]:
@@ -111,14 +128,16 @@ def gpu_counts() -> dict[str, int]:
     return {i.instance_type: max(1, math.ceil(i.gpu_count)) for i in gpu_instances() if i.gpu_count is not None}
 
 
-def _facts(inputs: Inputs, ledger: Ledger, hourly: pa.Table, report: witness.WitnessReport) -> dict[str, Any]:
+def _facts(
+    inputs: Inputs, ledger: Ledger, hourly: pa.Table, judged: Mapping[str, Verdict], report: witness.WitnessReport
+) -> dict[str, Any]:
     totals = [
         {k: (None if v is None else str(v)) for k, v in row.items()} for row in totals_by_category(ledger.addresses)
     ]
     findings: dict[str, int] = {}
-    for slot in ledger.hours.slots:
-        for finding in slot.findings:
-            findings[finding] = findings.get(finding, 0) + 1
+    found = [f for pair in ledger.pairs for f in pair.findings if f != "no_telemetry"]  # of hours
+    for finding in (*found, *(f for verdict in judged.values() for f in verdict.findings)):  # of families
+        findings[finding] = findings.get(finding, 0) + 1
     return {
         "totals": totals,
         "findings": dict(sorted(findings.items())),
@@ -128,6 +147,8 @@ def _facts(inputs: Inputs, ledger: Ledger, hourly: pa.Table, report: witness.Wit
         "spans": len(ledger.spans),
         "machine_hours": len(hourly),
         "lost_ns": ledger.lost_ns,
-        "mape": {k: (None if v is None else f"{v:.6f}") for k, v in errors(hourly).items()},
+        "alphas": inputs.alphas,
+        "verdicts": {key: verdict.facts() for key, verdict in judged.items()},
+        "errors": errors(hourly),
         "witness": report.facts(),
     }

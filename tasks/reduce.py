@@ -74,7 +74,7 @@ def reduce_day(lake: Lake, settings: Settings, day: str, accepted: Sequence[str]
         accepted: paths of the day's shards that count.
 
     Returns:
-        The day's step; facts: buckets, shards, rows that came twice by table.
+        The day's step; facts: buckets, shards, rows that came twice by table, and ns of units on GPUs that slices replace.
 
     Raises:
         LawError: time does not add up; carries law, where, expected, found.
@@ -258,5 +258,6 @@ def _finish(lake: Lake, day: str, buckets: Sequence[Bucket], parts: Sequence[Ste
         "shards": sum(len(b.paths) for b in buckets),
         "duplicate_rows": {t: r[0] for t, r in sorted(repeats.items())},
         "conflicting_rows": {t: r[1] for t, r in sorted(repeats.items())},
+        "replaced_ns": usage.replaced_ns(merged),
     }
     return Step({n: lake.handle(USAGE[n], day, [t] if t.num_rows else []) for n, t in made.items()}, facts)

@@ -40,6 +40,16 @@ class BillSource(BaseModel):
     url: str = Field(description="Folder of the export: a path or any fsspec URL.", min_length=1)
 
 
+class Regions(BaseModel):
+    """A region of each cloud that has list prices."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    aws: str = Field("us-east-1", min_length=1)
+    azure: str = Field("eastus", min_length=1)
+    gcp: str = Field("us-central1", min_length=1)
+
+
 class Settings(BaseSettings):
     """Where data lies and how the work is spread. Frozen; every value has a default."""
 
@@ -59,12 +69,36 @@ class Settings(BaseSettings):
         description="threads (in this process), local (a cluster of processes), or the address of a Dask scheduler.",
         pattern=r"^(threads|local|(tcp|tls)://.+)$",
     )
+    lease_seconds: int = Field(
+        600, description="Longest wait for another run that computes the same days, in seconds.", ge=0, le=86_400
+    )
     workers: int = Field(2, description="Threads or processes of the scheduler.", ge=1, le=1024)
-    default_region: str = Field(
-        "us-east-1", description="Region whose list price estimates a machine that no bill has named yet.", min_length=1
+    max_quarantined_ppm: int = Field(
+        1_000_000,
+        description="Share of a day's telemetry that may be in quarantine, ppm; a day beyond it is not published.",
+        ge=0,
+        le=1_000_000,
+    )
+    max_unobserved_ppm: int = Field(
+        1_000_000,
+        description="Share of billed GPU time that may be unobserved, ppm; a day beyond it is not published.",
+        ge=0,
+        le=1_000_000,
+    )
+    default_region: Regions = Field(
+        Regions(),
+        description="Region of each cloud whose list price estimates a machine that the day's bill does not name.",
     )
 
-    @field_validator("buckets", "look_back_days", "workers", mode="before")
+    @field_validator(
+        "buckets",
+        "look_back_days",
+        "lease_seconds",
+        "workers",
+        "max_quarantined_ppm",
+        "max_unobserved_ppm",
+        mode="before",
+    )
     @classmethod
     def _whole(cls, value: object) -> object:
         # Pydantic takes true for 1 and 1e3 for 1000: neither was meant as a count. The environment gives text.

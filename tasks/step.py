@@ -76,7 +76,10 @@ def run_step(lake: Lake, stage: str, key: str, compute: Callable[[], Step]) -> t
     stored = lake.step(stage, key)
     if stored is not None:
         return stored, True
-    return lake.create_step(stage, key, compute()), False
+    made = lake.create_step(stage, key, compute())
+    if lake.missing(made.handles.values()):  # a sweep took what was there already, before this step named it
+        made = lake.create_step(stage, key, compute())
+    return made, False
 
 
 def _data(stage: str, schemas: Iterable[Table], settings: Mapping[str, Any], inputs: Iterable[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ def notes(run: Any) -> list[str]:
     ):
         if days:
             told.append(f"{len(days)} {what} ({days[0]} to {days[-1]})")
-    return told
+    return [*told, *run.told]
 
 
 def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Published) -> list[dict[str, Any]]:
@@ -73,7 +73,8 @@ def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Pu
             "x_DurationMs": stage.duration_ms[day],
             "x_Reused": "reused" if day in stage.reused else "computed",
         }
-        rows += [common | row for row in _CHECKS[stage.stage](facts)]
+        rows += [common | row for row in (*_CHECKS[stage.stage](facts), *stage.checks[day])]
+    rows += [base | {"x_Stage": "publish"} | row for row in published.checks[day]]
     rows.append(
         base
         | {
@@ -170,11 +171,8 @@ def run_facts(run: Any) -> dict[str, Any]:
 
 
 def artifact_rows(run: Any) -> list[dict[str, Any]]:
-    """Rows of the table artifact: money by cloud and category, then billed, addressed and difference per currency."""
-    rows = [
-        {"cloud": t["x_Cloud"], "category": t["x_Category"], "currency": t["BillingCurrency"], **_amounts(t)}
-        for t in run.totals
-    ]
+    """Rows of the table artifact: billed, addressed and difference per currency, since a page shows ten; then the categories."""
+    rows = []
     for currency, wanted in sorted(run.billed.items()):
         mine = [t for t in run.totals if t["BillingCurrency"] == currency]
         found = {c: money.total(t[c] for t in mine) for c in COLUMNS}
@@ -183,11 +181,14 @@ def artifact_rows(run: Any) -> list[dict[str, Any]]:
             {"cloud": "", "category": name, "currency": currency, **_amounts(values)}
             for name, values in (("billed", wanted), ("addressed", found), ("difference", gap))
         ]
-    return rows
+    return rows + [
+        {"cloud": t["x_Cloud"], "category": t["x_Category"], "currency": t["BillingCurrency"], **_amounts(t)}
+        for t in run.totals
+    ]
 
 
 def _amounts(values: Mapping[str, Any]) -> dict[str, str]:
-    return {c: "" if values.get(c) is None else str(values[c]) for c in COLUMNS}
+    return {c: "" if values.get(c) is None else format(Decimal(values[c]), "f") for c in COLUMNS}
 
 
 def artifact_text(run: Any) -> str:

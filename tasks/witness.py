@@ -1,7 +1,9 @@
 """The second ledger: one day's charges and usage to addresses, spans and layers in SQL, compared to the digit.
 
-`witness.sql` holds all of the arithmetic and shares no code with `tasks.core`, so that a slip in either program shows
-as a difference. This module only hands tables over as integers and words the verdict. Knows no Prefect, lake or clock.
+`witness.sql` (up to the vectors of machine-hours) and `witness_money.sql` (from there to addresses, layers and the
+comparison) hold all of the arithmetic, as one script in two files that each can be read in one go. They share no code with
+`tasks.core`, so that a slip in either program shows as a difference. This module only hands tables over as integers and
+words the verdict. Knows no Prefect, lake or clock.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import duckdb
@@ -21,10 +24,15 @@ from schemas.ledger import ADDRESSES, LAYERS, SPANS
 from seedance.schema import INSTANT, Table
 from tasks.errors import WitnessError
 
-_SQL = Path(__file__).with_name("witness.sql").read_text(encoding="utf-8")
+FILES = ("witness.sql", "witness_money.sql")
+_SQL = "".join(Path(__file__).with_name(name).read_text(encoding="utf-8") for name in FILES)
 SQL_DIGEST = hashlib.sha256(_SQL.encode()).hexdigest()
 """A day that was checked by other rules is checked again."""
 _DIGITS = 12
+NO_ALPHAS: Mapping[str, int] = MappingProxyType({})
+"""Every estimate counts as it is priced."""
+NO_PRICES: Mapping[str, str] = MappingProxyType({})
+"""No closed bill says what machines cost."""
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -33,25 +41,45 @@ def _names(text: str) -> tuple[str, ...]:
 
 _USAGE = {
     "charges_in": _names(
-        "x_ChargeKey x_Occurrence x_UsageDate x_Cloud x_Class x_MachineId x_DependantId x_InstanceType x_DayBilledCost "
-        "x_DayEffectiveCost x_DayListCost x_UsageType BilledCost BillingAccountId BillingCurrency BillingPeriodStart "
-        "CapacityReservationId CapacityReservationStatus ChargeCategory ChargeClass ChargeFrequency ChargePeriodEnd "
-        "ChargePeriodStart CommitmentDiscountId CommitmentDiscountStatus ConsumedQuantity ConsumedUnit EffectiveCost "
-        "InvoiceId ListCost PricingCategory PricingQuantity PricingUnit RegionId ServiceName SkuMeter SubAccountId"
+        "x_ChargeKey x_Occurrence x_UsageDate x_Cloud x_Class x_MachineId x_DependantId x_InstanceType "
+        "x_DayBilledCost x_DayEffectiveCost x_DayListCost x_DayPromotionalCost x_PromotionalCost x_UnitsPerMachine "
+        "x_UsageType BilledCost BillingAccountId BillingCurrency BillingPeriodStart CapacityReservationId "
+        "CapacityReservationStatus ChargeCategory ChargeClass ChargeFrequency ChargePeriodEnd ChargePeriodStart "
+        "CommitmentDiscountId CommitmentDiscountStatus ConsumedQuantity ConsumedUnit EffectiveCost InvoiceId "
+        "ListCost PricingCategory PricingQuantity PricingUnit RegionId ServiceName SkuMeter SubAccountId"
     ),
-    "device_in": _names("hour_utc cloud instance_id instance_type device_uuid job_id attempt rank category ns"),
+    "device_in": _names(
+        "hour_utc cloud instance_id instance_type device_uuid parent_uuid mig_slices mig_total job_id attempt rank category ns"
+    ),
     "layer_in": _names("hour_utc job_id attempt instance_type layer pass op phase batch_size dtype category ns"),
-    "attach_in": _names("hour_utc object_id cloud instance_id"),
+    "attach_in": _names("hour_utc object_id cloud instance_id bytes object_type"),
     "prices_in": _names("x_Cloud SkuId RegionId PricingCategory x_AsOf ListUnitPrice PricingUnit BillingCurrency"),
 }
 """The columns that witness.sql reads, by the name it knows the table by, in the order of `check`'s tables."""
 
-_COSTS = _names("x_DayBilledCost x_DayEffectiveCost x_DayListCost BilledCost EffectiveCost ListCost x_EstimatedCost")
+_COSTS = _names(
+    "x_DayBilledCost x_DayEffectiveCost x_DayListCost x_DayPromotionalCost BilledCost EffectiveCost ListCost "
+    "x_EstimatedCost x_PromotionalCost"
+)
+_OURS = ("x_EstimatedCost", "x_PromotionalCost")
 _COMPARED = {
-    ADDRESSES.name: (ADDRESSES, "addresses", ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost")),
-    LAYERS.name: (LAYERS, "layers", ("BilledCost", "EffectiveCost", "x_EstimatedCost")),
+    ADDRESSES.name: (ADDRESSES, "addresses", ("BilledCost", "EffectiveCost", "ListCost", *_OURS)),
+    LAYERS.name: (LAYERS, "layers", ("BilledCost", "EffectiveCost", *_OURS)),
     SPANS.name: (SPANS, "spans", ("x_Ns",)),
 }
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the day's tables do not say; each as in `check`."""
+
+    gpu_counts: Mapping[str, int]
+    watermarks: Mapping[str, int]
+    alphas: Mapping[str, int]
+    contracted: Mapping[str, str]
+    day: str
+    default_region: Mapping[str, str]
+    quantum_digits: int
 
 
 @dataclass(frozen=True)
@@ -103,11 +131,13 @@ def check(
     prices: pa.Table,
     watermarks: Mapping[str, int],
     day: str,
-    default_region: str,
+    default_region: Mapping[str, str],
     addresses: pa.Table,
     layers: pa.Table,
     spans: pa.Table,
     *,
+    alphas: Mapping[str, int] = NO_ALPHAS,
+    contracted: Mapping[str, str] = NO_PRICES,
     quantum_digits: int = _DIGITS,
     threads: int = 1,
 ) -> WitnessReport:
@@ -117,15 +147,18 @@ def check(
         charges: `core_billing__charges`; rows of other usage days are left aside.
         device_hourly: `core_usage__device_hourly` of the day.
         layer_hourly: `core_usage__layer_hourly` of the day.
-        attachments: `core_usage__attachments_hourly` of the day.
+        attachments: `core_usage__attachments_hourly` of the day, with size and type of volumes.
         gpu_counts: GPUs by instance type.
         prices: `core_pricing__list`.
         watermarks: ns UTC by "cloud|account|service", cut to the day or not.
         day: UTC day, YYYY-MM-DD.
-        default_region: region of the price of a machine that no bill row places.
+        default_region: by cloud, region of the price of a machine that no bill row places.
         addresses: `core_cost__addresses` under test.
         layers: `core_cost__layers` under test.
         spans: `core_cost__spans` under test.
+        alphas: calibration factors in units of 1e-12 by "cloud|account|family", the account empty where a machine has none;
+            what is not named counts 1.
+        contracted: "<price of a machine-hour> <currency>" by "cloud|account|instance type|region", of the latest closed bill.
         quantum_digits: decimal digits of the least unit of money, at most 12.
         threads: threads of the engine.
 
@@ -134,11 +167,11 @@ def check(
             address, both amounts and the number of differences per table (where, expected, found, differences,
             address).
 
-    Source: infra/rules/ledger.md 1 to 4.
+    Source: infra/rules/ledger.md 1 to 5.
     """
     usage = (charges, device_hourly, layer_hourly, attachments, prices)
     ledger = {ADDRESSES.name: addresses, LAYERS.name: layers, SPANS.name: spans}
-    settings = (gpu_counts, watermarks, day, default_region, quantum_digits)
+    settings = _Settings(gpu_counts, watermarks, alphas, contracted, day, default_region, quantum_digits)
     with duckdb.connect(":memory:", config={"threads": threads}) as engine:
         _run(engine, usage, settings, ledger)
         given = {name: len(table) for name, table in ledger.items()}
@@ -155,8 +188,10 @@ def compute(
     prices: pa.Table,
     watermarks: Mapping[str, int],
     day: str,
-    default_region: str,
+    default_region: Mapping[str, str],
     *,
+    alphas: Mapping[str, int] = NO_ALPHAS,
+    contracted: Mapping[str, str] = NO_PRICES,
     quantum_digits: int = _DIGITS,
     threads: int = 1,
 ) -> dict[str, pa.Table]:
@@ -165,7 +200,7 @@ def compute(
     Arguments as for `check`. Amounts are decimal(38, 12), spans ns.
     """
     usage = (charges, device_hourly, layer_hourly, attachments, prices)
-    settings = (gpu_counts, watermarks, day, default_region, quantum_digits)
+    settings = _Settings(gpu_counts, watermarks, alphas, contracted, day, default_region, quantum_digits)
     ledger = {name: spec.empty() for name, (spec, _, _) in _COMPARED.items()}
     with duckdb.connect(":memory:", config={"threads": threads}) as engine:
         _run(engine, usage, settings, ledger)
@@ -175,33 +210,57 @@ def compute(
 def _run(
     engine: duckdb.DuckDBPyConnection,
     usage: tuple[pa.Table, ...],
-    settings: tuple[Mapping[str, int], Mapping[str, int], str, str, int],
+    settings: _Settings,
     ledger: Mapping[str, pa.Table],
 ) -> None:
     """Hand everything over under the names that witness.sql expects, and run it."""
-    counts, marks, day, region, digits = settings
+    digits = settings.quantum_digits
     for (name, columns), table in zip(_USAGE.items(), usage, strict=True):
         engine.register(name, _integers(table, columns, digits))
     for name, (spec, short, amounts) in _COMPARED.items():
         engine.register(f"{short}_in", _integers(ledger[name], (*spec.key, *amounts), digits))
-    engine.register("settings_in", _settings_row(day, region, digits))
-    types = {"itype": pa.array(list(counts), pa.string()), "gpus": pa.array(list(counts.values()), pa.int64())}
-    engine.register("counts_in", pa.table(types))
-    keys = [key.split("|", 2) for key in marks]
-    columns_of_key = enumerate(("cloud", "account", "service"))
-    parts = {name: pa.array([key[i] for key in keys], pa.string()) for i, name in columns_of_key}
-    engine.register("marks_in", pa.table(parts | {"ns": pa.array(list(marks.values()), pa.int64())}))
+    engine.register("settings_in", _settings_row(settings))
+    engine.register("counts_in", _by_key(settings.gpu_counts, ("itype",), "gpus"))
+    engine.register("marks_in", _by_key(settings.watermarks, ("cloud", "account", "service"), "ns"))
+    engine.register("alphas_in", _by_key(settings.alphas, ("cloud", "account", "family"), "alpha"))
+    engine.register("contracted_in", _contracted(settings.contracted))
+    engine.register("regions_in", _regions(settings.default_region))
     engine.execute(_SQL)
 
 
-def _settings_row(day: str, region: str, digits: int) -> pa.Table:
-    midnight = datetime.fromisoformat(day).replace(tzinfo=UTC)
+def _by_key(values: Mapping[str, int], names: Sequence[str], value: str) -> pa.Table:
+    """A mapping as a table: a column for each part of the keys, which `|` joins, and one of the values."""
+    keys = [key.split("|", len(names) - 1) for key in values]
+    parts = {name: pa.array([key[i] for key in keys], pa.string()) for i, name in enumerate(names)}
+    return pa.table(parts | {value: pa.array(list(values.values()), pa.int64())})
+
+
+def _contracted(prices: Mapping[str, str]) -> pa.Table:
+    """Contracted prices as a table, in whole units of 1e-12."""
+    keys = [key.split("|", 3) for key in prices]
+    parts = {
+        name: pa.array([k[i] for k in keys], pa.string())
+        for i, name in enumerate(("cloud", "account", "sku", "region"))
+    }
+    amounts, currencies = zip(*(text.split(" ", 1) for text in prices.values()), strict=True) if prices else ((), ())
+    price = pa.array([Decimal(amount) for amount in amounts], pa.decimal128(38, _DIGITS))
+    units = _scaled(pa.chunked_array([price]), 0)
+    return pa.table(parts | {"price": units, "currency": pa.array(currencies, pa.string())})
+
+
+def _regions(regions: Mapping[str, str]) -> pa.Table:
+    return pa.table(
+        {"cloud": pa.array(list(regions), pa.string()), "region": pa.array(list(regions.values()), pa.string())}
+    )
+
+
+def _settings_row(settings: _Settings) -> pa.Table:
+    midnight = datetime.fromisoformat(settings.day).replace(tzinfo=UTC)
     return pa.table(
         {
             "day": pa.array([midnight.date()]),
             "day_ns": pa.array([int(midnight.timestamp()) * 1_000_000_000], pa.int64()),
-            "default_region": pa.array([region]),
-            "coarse": pa.array([10 ** (_DIGITS - digits)], pa.int64()),
+            "coarse": pa.array([10 ** (_DIGITS - settings.quantum_digits)], pa.int64()),
         }
     )
 

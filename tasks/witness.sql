@@ -1,11 +1,11 @@
--- The second ledger: from one day's charges and usage to addresses, spans and layers, in integers, and the differences
--- from the first ledger. Shares no code with tasks/core; knows no file and no clock.
+-- The second ledger, first half: from one day's charges and usage to hour parts, spans and vectors, in integers.
+-- witness_money.sql goes on from here. Shares no code with tasks/core; knows no file and no clock.
 -- Source: infra/rules/ledger.md 1 to 4, which the sections below name.
 --
 -- In (registered by tasks/witness.py; instants are BIGINT ns UTC, money whole units of 10^-digits, quantities and prices
--- whole units of 1e-12, both as DECIMAL(38, 0)): settings_in, charges_in, device_in, layer_in, attach_in, counts_in, prices_in,
--- marks_in; the ledger under test in addresses_in, layers_in, spans_in.
--- Out: w_addresses, w_spans, w_layers, d_addresses, d_spans, d_layers, w_totals.
+-- whole units of 1e-12, both as DECIMAL(38, 0)): settings_in, charges_in, device_in, layer_in, attach_in, counts_in, prices_in, regions_in,
+-- marks_in, alphas_in, contracted_in.
+-- Out: charge, part, machine_hour, hanging, volume, joint, vector, w_spans.
 -- HUGEINT arithmetic raises on overflow; // cuts toward zero, so it only ever sees amounts without their sign.
 
 SET TimeZone = 'UTC';
@@ -25,10 +25,20 @@ CREATE TEMP MACRO telescoped(u, a, b, t) AS sign(u) * (whole_share(abs(u), b, t)
 CREATE TEMP MACRO half_even(n, d) AS
     n // d + CASE WHEN 2 * (n % d) > d OR (2 * (n % d) = d AND (n // d) % 2 = 1) THEN 1 ELSE 0 END;
 
--- Nanoseconds of a unit of time; null for every other unit.
-CREATE TEMP MACRO unit_ns(unit) AS CASE lower(unit)
-    WHEN 'hours' THEN 3600000000000 WHEN 'hour' THEN 3600000000000 WHEN 'hrs' THEN 3600000000000
-    WHEN 'h' THEN 3600000000000 WHEN 'minutes' THEN 60000000000 WHEN 'seconds' THEN 1000000000 END;
+-- Nanoseconds of a unit of time; null for every other unit. Of a meter that counts parts of a machine (4.6), an hour of a
+-- core, a GPU or a GiB is an hour too.
+CREATE TEMP MACRO unit_ns(unit, of_parts) AS CASE
+    WHEN regexp_full_match(lower(trim(unit)), 'hours?|hrs?|h') THEN 3600000000000
+    WHEN regexp_full_match(lower(trim(unit)), 'minutes?') THEN 60000000000
+    WHEN regexp_full_match(lower(trim(unit)), 'seconds?') THEN 1000000000
+    WHEN of_parts AND regexp_full_match(lower(trim(unit)),
+                                        'gibibyte hours?|giby\.h|gib[- ]hours?|vcpu-hours?|core-hours?|gpu-hours?')
+         THEN 3600000000000 END;
+
+-- Time of a row over the parts that one machine has, in 1e-12 ns, half to even; parts are in 1e-12 too. Time times 10^12 can
+-- pass 2^127, so it is taken apart like a share: whole multiples of 10^12 are even and do not turn the rounding.
+CREATE TEMP MACRO machine_time(t, parts) AS CASE WHEN parts IS NULL THEN t
+    ELSE sign(t) * ((abs(t) // parts) * 1000000000000 + half_even((abs(t) % parts) * 1000000000000, parts)) END;
 
 -- Largest remainder over a table of (grp, pos, units, weight): units of a group over its weights, the odd units to the
 -- largest remainders, ties to the lowest pos. The weights of a group never add up to zero; the caller sees to it.
@@ -48,20 +58,24 @@ CREATE TEMP MACRO largest_remainder(t) AS TABLE
 
 -- === Observed time ==================================================================================================
 
--- A device that is on no known machine has no address. A machine is an id within a cloud.
+-- A device that is on no known machine has no address; a row without time observed nothing. A machine is an id within a cloud.
 CREATE TEMP TABLE observed AS
     SELECT cloud, instance_id AS machine, hour_utc AS hour, device_uuid AS device, job_id AS job, attempt, rank, category,
-           sum(ns)::BIGINT AS ns, min(instance_type) AS itype
-    FROM device_in WHERE cloud IS NOT NULL AND instance_id IS NOT NULL
+           sum(ns)::BIGINT AS ns, min(instance_type) AS itype, min(parent_uuid) AS parent, max(mig_slices) AS slices,
+           max(mig_total) AS slices_of_gpu
+    FROM device_in WHERE cloud IS NOT NULL AND instance_id IS NOT NULL AND ns > 0
     GROUP BY ALL;
 
 CREATE TEMP TABLE seen AS
-    SELECT row_number() OVER () AS did, cloud, machine, hour, device, ns, itype
-    FROM (SELECT cloud, machine, hour, device, sum(ns)::BIGINT AS ns, min(itype) AS itype FROM observed GROUP BY ALL);
+    SELECT row_number() OVER () AS did, *
+    FROM (SELECT cloud, machine, hour, device, sum(ns)::BIGINT AS ns, min(itype) AS itype, min(parent) AS parent,
+                 max(slices) AS slices, max(slices_of_gpu) AS slices_of_gpu
+          FROM observed GROUP BY ALL);
 
--- Running time of a machine in an hour: the most that one of its devices was observed.
+-- Running time of a machine in an hour: the most that one of its devices was observed. GPUs: the slices of one are one.
 CREATE TEMP TABLE running AS
-    SELECT cloud, machine, hour, max(ns) AS ns, count(*) AS devices, min(itype) AS itype FROM seen GROUP BY ALL;
+    SELECT cloud, machine, hour, max(ns) AS ns, count(DISTINCT coalesce(parent, device)) AS gpus, min(itype) AS itype
+    FROM seen GROUP BY ALL;
 
 -- === Rule 1: categories 1 to 6, the tie, categories 7 to 13 (section 3) =============================================
 
@@ -70,11 +84,14 @@ CREATE TEMP TABLE charge AS
         -- HUGEINT from here on: // on a decimal is no integer division
         SELECT c.* REPLACE (x_DayBilledCost::HUGEINT AS x_DayBilledCost, x_DayEffectiveCost::HUGEINT AS x_DayEffectiveCost,
                             x_DayListCost::HUGEINT AS x_DayListCost, BilledCost::HUGEINT AS BilledCost,
+                            x_DayPromotionalCost::HUGEINT AS x_DayPromotionalCost,
+                            x_PromotionalCost::HUGEINT AS x_PromotionalCost,
                             EffectiveCost::HUGEINT AS EffectiveCost, ListCost::HUGEINT AS ListCost,
-                            ConsumedQuantity::HUGEINT AS ConsumedQuantity, PricingQuantity::HUGEINT AS PricingQuantity),
+                            ConsumedQuantity::HUGEINT AS ConsumedQuantity, PricingQuantity::HUGEINT AS PricingQuantity,
+                            x_UnitsPerMachine::HUGEINT AS x_UnitsPerMachine),
             s.day_ns, s.day_ns + 86400000000000 AS next_ns,
             CASE WHEN ChargeCategory = 'Tax' THEN 'tax'
-                 WHEN x_Class = 'rounding' THEN 'rounding'
+                 WHEN x_Class IN ('rounding', 'commitment_unused') THEN x_Class
                  WHEN ChargeCategory = 'Purchase'
                       AND (CommitmentDiscountId IS NOT NULL OR CapacityReservationId IS NOT NULL) THEN 'commitment_purchase'
                  WHEN CommitmentDiscountStatus = 'Unused' THEN 'commitment_unused'
@@ -101,10 +118,12 @@ CREATE TEMP TABLE charge AS
         -- Booked whole: what is not usage-based, and a long untied charge. A long charge that is tied to a machine
         -- follows its machine. A period without length, or outside its own day, cannot be spread.
         SELECT *, NOT usage_based OR length <= 0 OR until <= since
-                  OR (length > 86400000000000 AND x_Class NOT IN ('machine', 'dependant') AND NOT on_machine) AS whole
+                  OR (length > 86400000000000 AND x_Class NOT IN ('machine', 'dependant') AND NOT on_machine) AS whole,
+               coalesce(ConsumedQuantity * unit_ns(ConsumedUnit, x_UnitsPerMachine IS NOT NULL),
+                        PricingQuantity * unit_ns(PricingUnit, x_UnitsPerMachine IS NOT NULL)) AS stated
         FROM tied
     )
-    SELECT * REPLACE (coalesce(early, CASE
+    SELECT * EXCLUDE (stated) REPLACE (coalesce(early, CASE
                WHEN on_machine OR on_dependant THEN NULL
                WHEN ChargeCategory = 'Credit' THEN 'credit'
                WHEN ChargeCategory = 'Adjustment' OR ChargeClass = 'Correction' THEN 'adjustment'
@@ -119,10 +138,7 @@ CREATE TEMP TABLE charge AS
            CASE WHEN whole THEN least(greatest(ChargePeriodStart, day_ns), next_ns - 1) ELSE until - 1 END
                // 3600000000000 AS last_hour,
            -- quantity of time of the whole charge, in 1e-12 ns; null where the bill states none
-           CASE WHEN ConsumedQuantity IS NOT NULL AND unit_ns(ConsumedUnit) IS NOT NULL
-                     THEN ConsumedQuantity * unit_ns(ConsumedUnit)
-                WHEN PricingQuantity IS NOT NULL AND unit_ns(PricingUnit) IS NOT NULL
-                     THEN PricingQuantity * unit_ns(PricingUnit) END AS quantity
+           machine_time(stated, x_UnitsPerMachine) AS quantity
     FROM placed;
 
 -- === Rule 2: hours of a charge (sections 4.3 to 4.5) ================================================================
@@ -169,23 +185,25 @@ CREATE TEMP TABLE hourly AS
 
 -- Money over those hours; all weights zero: the first hour.
 CREATE TEMP VIEW hour_weights AS
-    SELECT id * 3 + ledger AS grp, hour AS pos,
-           CASE ledger WHEN 0 THEN x_DayBilledCost WHEN 1 THEN x_DayEffectiveCost ELSE x_DayListCost END AS units,
+    SELECT id * 4 + ledger AS grp, hour AS pos,
+           CASE ledger WHEN 0 THEN x_DayBilledCost WHEN 1 THEN x_DayEffectiveCost WHEN 2 THEN x_DayPromotionalCost
+                       ELSE x_DayListCost END AS units,
            CASE WHEN sum(ns) OVER (PARTITION BY id, ledger) > 0 THEN ns
                 WHEN hour = first_hour * 3600000000000 THEN 1 ELSE 0 END AS weight
-    FROM hourly JOIN charge USING (id) CROSS JOIN range(3) AS ledgers(ledger)
-    WHERE ledger < 2 OR x_DayListCost IS NOT NULL;
+    FROM hourly JOIN charge USING (id) CROSS JOIN range(4) AS ledgers(ledger)
+    WHERE ledger < 3 OR x_DayListCost IS NOT NULL;
 
 CREATE TEMP TABLE part AS
-    SELECT grp // 3 AS id, pos AS hour, sum(part) FILTER (grp % 3 = 0) AS billed,
-           sum(part) FILTER (grp % 3 = 1) AS effective, sum(part) FILTER (grp % 3 = 2) AS list
+    SELECT grp // 4 AS id, pos AS hour, sum(part) FILTER (grp % 4 = 0) AS billed,
+           sum(part) FILTER (grp % 4 = 1) AS effective, sum(part) FILTER (grp % 4 = 2) AS promotional,
+           sum(part) FILTER (grp % 4 = 3) AS list
     FROM largest_remainder('hour_weights') GROUP BY ALL
     UNION ALL
-    SELECT id, first_hour * 3600000000000, x_DayBilledCost, x_DayEffectiveCost, x_DayListCost
+    SELECT id, first_hour * 3600000000000, x_DayBilledCost, x_DayEffectiveCost, x_DayPromotionalCost, x_DayListCost
     FROM charge WHERE whole OR (on_machine AND first_hour = last_hour)
     UNION ALL  -- untied and dependant rows: 4.4 on the charge, not on its day part
     SELECT id, hour, telescoped(BilledCost, a, b, length), telescoped(EffectiveCost, a, b, length),
-           telescoped(ListCost, a, b, length)
+           telescoped(x_PromotionalCost, a, b, length), telescoped(ListCost, a, b, length)
     FROM (SELECT *, greatest(since, hour) - ChargePeriodStart AS a,
                  least(until, hour + 3600000000000) - ChargePeriodStart AS b
           FROM charge JOIN touch USING (id) WHERE NOT whole AND NOT on_machine);
@@ -206,63 +224,101 @@ CREATE TEMP TABLE billed AS
           GROUP BY ALL)
     GROUP BY ALL;
 
+-- What the day's bill says of a machine: its first type, region and account, whether every row is spot, its watermark.
+CREATE TEMP VIEW machine_row AS SELECT * FROM charge WHERE x_Class = 'machine' AND x_MachineId IS NOT NULL;
+
+CREATE TEMP TABLE fact AS
+    SELECT x_Cloud AS cloud, x_MachineId AS machine, min(x_InstanceType) AS itype, min(RegionId) AS region,
+           min((BillingAccountId, SubAccountId)) AS account, min(m.ns) AS mark,
+           bool_and(coalesce(PricingCategory = 'Dynamic', false)) AS is_spot
+    FROM machine_row LEFT JOIN marks_in m ON m.cloud = x_Cloud AND m.account = BillingAccountId
+                                         AND m.service = coalesce(ServiceName, '')
+    GROUP BY ALL;
+
+-- Watermark of machines that the bill does not name: of the services that machines of the cloud are billed under, else of
+-- every service of the cloud.
+CREATE TEMP TABLE cloud_mark AS
+    SELECT m.cloud, coalesce(min(m.ns) FILTER (r.cloud IS NOT NULL), min(m.ns)) AS mark
+    FROM marks_in m LEFT JOIN (SELECT DISTINCT x_Cloud AS cloud, coalesce(ServiceName, '') AS service FROM machine_row) r
+         ON r.cloud = m.cloud AND r.service = m.service
+    GROUP BY ALL;
+
 CREATE TEMP TABLE machine_hour AS
-    WITH rows AS (
-        SELECT * FROM charge WHERE x_Class = 'machine' AND x_MachineId IS NOT NULL
-    ), touched AS (
+    WITH touched AS (
         SELECT x_Cloud AS cloud, x_MachineId AS machine, hour, min(x_InstanceType) AS itype
-        FROM rows JOIN touch USING (id) WHERE ChargeCategory = 'Usage' GROUP BY ALL
-    ), per_day AS (
-        SELECT x_Cloud AS cloud, x_MachineId AS machine, min(x_InstanceType) AS itype, min(RegionId) AS region,
-               min((BillingAccountId, SubAccountId)) AS account, min(m.ns) AS mark
-        FROM rows LEFT JOIN marks_in m ON m.cloud = x_Cloud AND m.account = BillingAccountId
-                                      AND m.service = coalesce(ServiceName, '')
-        GROUP BY ALL
-    ), per_cloud AS (
-        -- the services that machines of the cloud are billed under, else every service of the cloud
-        SELECT m.cloud, coalesce(min(m.ns) FILTER (r.cloud IS NOT NULL), min(m.ns)) AS mark
-        FROM marks_in m LEFT JOIN (SELECT DISTINCT x_Cloud AS cloud, coalesce(ServiceName, '') AS service FROM rows) r
-             ON r.cloud = m.cloud AND r.service = m.service
-        GROUP BY ALL
+        FROM machine_row JOIN touch USING (id) WHERE ChargeCategory = 'Usage' GROUP BY ALL
     ), keys AS (
         SELECT x_Cloud AS cloud, x_MachineId AS machine, hour FROM charge JOIN part USING (id) WHERE on_machine
         UNION SELECT cloud, machine, hour FROM running
     ), facts AS (
-        SELECT k.*, coalesce(t.itype, r.itype, d.itype) AS itype, d.region, d.account, r.ns IS NOT NULL AS was_seen,
-               b.span IS NOT NULL AS was_billed, coalesce(r.devices, 0) AS devices, b.span, r.ns AS ran,
-               r.ns IS NOT NULL AND t.cloud IS NULL AND k.hour >= coalesce(d.mark, p.mark, k.hour) AS estimated
+        SELECT k.*, coalesce(t.itype, r.itype, d.itype) AS itype, d.region, d.account, coalesce(d.is_spot, false) AS is_spot,
+               r.ns IS NOT NULL AS was_seen, b.span IS NOT NULL AS was_billed, coalesce(r.gpus, 0) AS seen_gpus, b.span,
+               r.ns AS ran, r.ns IS NOT NULL AND t.cloud IS NULL AND k.hour >= coalesce(d.mark, p.mark, k.hour) AS estimated
         FROM keys k LEFT JOIN running r USING (cloud, machine, hour) LEFT JOIN billed b USING (cloud, machine, hour)
-             LEFT JOIN touched t USING (cloud, machine, hour) LEFT JOIN per_day d USING (cloud, machine)
-             LEFT JOIN per_cloud p USING (cloud)
+             LEFT JOIN touched t USING (cloud, machine, hour) LEFT JOIN fact d USING (cloud, machine)
+             LEFT JOIN cloud_mark p USING (cloud)
     )
     -- A machine-hour has one vector for all its rows (4.7): beyond the watermark its span is the observed running time.
     SELECT row_number() OVER () AS vid,
            f.* REPLACE (CASE WHEN was_billed THEN span WHEN estimated THEN ran ELSE 0 END AS span),
-           greatest(coalesce(g.gpus, 0), devices, 1) AS gpus
+           greatest(coalesce(g.gpus, 0), seen_gpus, 1) AS gpus
     FROM facts f LEFT JOIN counts_in g USING (itype);
 
 -- === Rule 4: the vector of a machine-hour (sections 4.6, 4.7; law 2) ================================================
 
+-- The span of a GPU that is cut into slices, over its slices in device order and then what no slice has.
+CREATE TEMP TABLE cut AS
+    WITH slices AS (
+        SELECT m.vid, span::HUGEINT AS span, parent, did, device, coalesce(slices, 1)::BIGINT AS weight, slices_of_gpu
+        FROM seen s JOIN machine_hour m USING (cloud, machine, hour) WHERE parent IS NOT NULL AND span > 0
+    ), both_kinds AS (
+        SELECT vid, span, parent, did, device, weight FROM slices
+        UNION ALL
+        SELECT vid, span, parent, NULL, NULL, greatest(max(slices_of_gpu) - sum(weight), 0)::BIGINT FROM slices GROUP BY ALL
+    )
+    SELECT dense_rank() OVER (ORDER BY vid, parent) AS grp, row_number() OVER (PARTITION BY vid, parent ORDER BY device) AS pos,
+           span AS units, weight, vid, parent, did
+    FROM both_kinds;
+
+CREATE TEMP TABLE allotted AS
+    SELECT vid, parent, did, part FROM cut JOIN largest_remainder('cut') USING (grp, pos);
+
+-- Observed time beside what each device is to have; a device that was seen for less than the span has the rest unobserved.
 CREATE TEMP TABLE fitted AS
-    SELECT m.vid, m.span, s.did, s.ns AS device_ns, o.device, o.job, o.attempt, o.rank, o.category, o.ns,
-           row_number() OVER (PARTITION BY s.did ORDER BY o.job, o.attempt, o.rank, o.category) AS pos
-    FROM observed o JOIN seen s USING (cloud, machine, hour, device) JOIN machine_hour m USING (cloud, machine, hour);
+    WITH devices AS (
+        SELECT m.vid, m.span, s.*, coalesce(a.part, span::HUGEINT) AS units
+        FROM seen s JOIN machine_hour m USING (cloud, machine, hour) LEFT JOIN allotted a USING (vid, did)
+    ), rows AS (
+        SELECT vid, did, d.parent, units, span, o.device, job, attempt, rank, category, o.ns
+        FROM observed o JOIN devices d USING (cloud, machine, hour, device)
+        UNION ALL
+        SELECT vid, did, parent, units, span, device, NULL, NULL, NULL, 'unobserved', span - ns FROM devices WHERE span > ns
+    ), merged AS (
+        SELECT vid, did, parent, units, span, device, job, attempt, rank, category, sum(ns)::BIGINT AS ns
+        FROM rows GROUP BY ALL
+    )
+    SELECT *, sum(ns) OVER (PARTITION BY did) AS device_ns,
+           row_number() OVER (PARTITION BY did ORDER BY job, attempt, rank, category) AS pos
+    FROM merged;
 
--- Seen more than billed: scaled back to the span.
+-- Seen more than billed, or a slice: scaled to what the device is to have.
 CREATE TEMP VIEW scale_weights AS
-    SELECT did AS grp, pos, span::HUGEINT AS units, ns AS weight FROM fitted WHERE span > 0 AND device_ns > span;
+    SELECT did AS grp, pos, units, ns AS weight FROM fitted WHERE span > 0 AND (device_ns > span OR parent IS NOT NULL);
 
+-- A row without time is no row; a vector without rows is one unobserved row without a device.
 CREATE TEMP TABLE slice AS
-    SELECT vid, device, job, attempt, rank, category, coalesce(w.part, ns)::BIGINT AS ns
-    FROM fitted f LEFT JOIN largest_remainder('scale_weights') w ON w.grp = f.did AND w.pos = f.pos
-    UNION ALL  -- seen less than billed
-    SELECT m.vid, device, NULL, NULL, NULL, 'unobserved', span - ns
-    FROM seen s JOIN machine_hour m USING (cloud, machine, hour) WHERE span > s.ns
-    UNION ALL  -- devices that no reading names
-    SELECT vid, NULL, NULL, NULL, NULL, 'unobserved', (gpus - devices) * span
-    FROM machine_hour WHERE gpus > devices AND span > 0
-    UNION ALL  -- tied rows in an hour that is neither billed by time nor observed
-    SELECT vid, NULL, NULL, NULL, NULL, 'unobserved', 0 FROM machine_hour WHERE NOT was_seen AND span = 0;
+    WITH filled AS (
+        SELECT vid, device, job, attempt, rank, category, coalesce(w.part, ns)::BIGINT AS ns
+        FROM fitted f LEFT JOIN largest_remainder('scale_weights') w ON w.grp = f.did AND w.pos = f.pos
+        UNION ALL  -- what no slice has
+        SELECT vid, parent, NULL, NULL, NULL, 'idle', part::BIGINT FROM allotted WHERE did IS NULL
+        UNION ALL  -- devices that no reading names
+        SELECT vid, NULL, NULL, NULL, NULL, 'unobserved', (gpus - seen_gpus) * span FROM machine_hour WHERE gpus > seen_gpus
+    )
+    SELECT * FROM filled WHERE ns > 0
+    UNION ALL
+    SELECT vid, NULL, NULL, NULL, NULL, 'unobserved', 0
+    FROM machine_hour WHERE vid NOT IN (SELECT vid FROM filled WHERE ns > 0);
 
 CREATE TEMP TABLE w_spans AS
     SELECT hour AS x_HourUtc, cloud AS x_Cloud, machine AS x_MachineId, device AS x_DeviceId, job AS x_JobId,
@@ -279,13 +335,31 @@ CREATE TEMP TABLE hanging AS
     WHERE on_dependant AND (was_billed OR was_seen)
     GROUP BY ALL;
 
--- Several machines: one vector of both, under an id below zero.
+-- Volumes that a host names, that no row of the day's bill names in that hour, and that nobody may have billed yet (4.13).
+-- Of several machines the first says what the volume is; all share it.
+CREATE TEMP TABLE volume AS
+    WITH named AS (
+        SELECT DISTINCT x_Cloud AS cloud, x_DependantId AS volume, hour FROM charge JOIN touch USING (id)
+    ), attached AS (
+        SELECT a.cloud, object_id AS volume, hour_utc AS hour, instance_id AS machine, a.bytes, object_type,
+               bytes IS NOT NULL AND object_type IS NOT NULL AS is_known, {'region': d.region, 'account': d.account} AS facts,
+               coalesce(d.mark, p.mark) AS mark, CASE WHEN was_billed OR was_seen THEN vid END AS vid
+        FROM attach_in a LEFT JOIN machine_hour m ON m.cloud = a.cloud AND m.machine = instance_id AND m.hour = hour_utc
+             LEFT JOIN fact d ON d.cloud = a.cloud AND d.machine = instance_id LEFT JOIN cloud_mark p ON p.cloud = a.cloud
+    )
+    SELECT cloud, volume, hour, list(DISTINCT vid ORDER BY vid) FILTER (vid IS NOT NULL) AS vids,
+           arg_min(bytes, machine) FILTER (is_known) AS bytes, arg_min(object_type, machine) FILTER (is_known) AS family,
+           arg_min(facts, machine).region AS region, arg_min(facts, machine).account AS account
+    FROM attached ANTI JOIN named USING (cloud, volume, hour)
+    GROUP BY ALL HAVING bool_or(is_known) AND hour >= coalesce(min(mark), hour);
+
+-- Several machines: one vector of all, under an id below zero.
 CREATE TEMP TABLE joint AS
-    SELECT vids, -row_number() OVER () AS vid FROM (SELECT DISTINCT vids FROM hanging WHERE len(vids) > 1);
+    SELECT vids, -row_number() OVER () AS vid
+    FROM (SELECT vids FROM hanging WHERE len(vids) > 1 UNION SELECT vids FROM volume WHERE len(vids) > 1);
 
 -- Vectors in address order: code points of UTF-8, numbers as numbers, nulls last; two machines at one address stay two
--- rows, in the order of their ids. When all weights are zero, all money goes to the (first) unobserved row without a
--- device, which is added when absent.
+-- rows, in the order of their ids. When all weights are zero, all money goes to the first row.
 CREATE TEMP TABLE vector AS
     WITH sources AS (
         SELECT vid, vid AS home FROM machine_hour UNION ALL SELECT vid, unnest(vids) FROM joint
@@ -293,192 +367,10 @@ CREATE TEMP TABLE vector AS
         SELECT o.vid, o.home, m.machine, s.* EXCLUDE (vid)
         FROM sources o JOIN slice s ON s.vid = o.home JOIN machine_hour m ON m.vid = o.home
     ), merged AS (
-        SELECT vid, home, machine, device, job, attempt, rank, category, sum(ns)::BIGINT AS ns,
-               device IS NULL AND job IS NULL AND attempt IS NULL AND rank IS NULL AND category = 'unobserved' AS is_rest
-        FROM joined GROUP BY ALL
-    ), completed AS (
-        SELECT * FROM merged
-        UNION ALL
-        SELECT vid, arg_min(home, machine), min(machine), NULL, NULL, NULL, NULL, 'unobserved', 0, true
-        FROM merged GROUP BY vid HAVING sum(ns) = 0 AND NOT bool_or(is_rest)
+        SELECT vid, home, machine, device, job, attempt, rank, category, sum(ns)::BIGINT AS ns FROM joined GROUP BY ALL
+    ), placed AS (
+        SELECT *, row_number() OVER (PARTITION BY vid ORDER BY device, job, attempt, rank, category, machine) AS pos,
+               sum(ns) OVER (PARTITION BY vid) AS total
+        FROM merged
     )
-    SELECT * EXCLUDE (is_rest),
-           row_number() OVER (PARTITION BY vid ORDER BY device, job, attempt, rank, category, machine) AS pos,
-           CASE WHEN sum(ns) OVER (PARTITION BY vid) > 0 THEN ns
-                WHEN is_rest AND machine = min(machine) FILTER (is_rest) OVER (PARTITION BY vid) THEN 1
-                ELSE 0 END AS weight
-    FROM completed;
-
--- === What is to be addressed: hour parts of charges, and estimates (section 4.13) ===================================
-
--- List price of the day: the latest that is dated at or before it, else undated, else the earliest later one.
--- Without a price there is no estimate.
-CREATE TEMP TABLE claim AS
-    WITH priced AS (
-        SELECT x_Cloud AS cloud, SkuId AS itype, RegionId AS region, ListUnitPrice::HUGEINT AS price, BillingCurrency AS currency,
-               row_number() OVER (
-                   PARTITION BY x_Cloud, SkuId, RegionId
-                   ORDER BY CASE WHEN NOT regexp_matches(x_AsOf, '^[0-9]{4}') THEN 1
-                                 WHEN x_AsOf <= day::VARCHAR THEN 0 ELSE 2 END,
-                            CASE WHEN x_AsOf <= day::VARCHAR THEN x_AsOf END DESC, x_AsOf, BillingCurrency) AS place
-        FROM prices_in CROSS JOIN settings_in
-        WHERE PricingCategory = 'Standard' AND unit_ns(PricingUnit) = 3600000000000
-    ), claims AS (
-        SELECT x_ChargeKey AS charge, x_Occurrence AS occurrence, p.hour, c.x_Cloud AS cloud,
-            coalesce(m.vid, j.vid, g.vids[1]) AS vid,
-            CASE WHEN on_dependant AND g.id IS NULL THEN 'idle' ELSE early END AS category,
-            billed, effective, list, NULL::HUGEINT AS estimate, x_InstanceType AS itype, PricingCategory AS pricing,
-            BillingAccountId AS account, SubAccountId AS sub_account, BillingPeriodStart AS period, InvoiceId AS invoice,
-            BillingCurrency AS currency, 'billed' AS state
-        FROM part p JOIN charge c USING (id)
-             LEFT JOIN machine_hour m ON on_machine AND m.cloud = x_Cloud AND m.machine = x_MachineId AND m.hour = p.hour
-             LEFT JOIN hanging g ON g.id = p.id AND g.hour = p.hour LEFT JOIN joint j ON j.vids = g.vids
-        UNION ALL
-        SELECT 'estimate:' || m.cloud || '/' || machine, 0, hour, m.cloud, vid, NULL, NULL, NULL, NULL,
-               half_even(price * span, 3600000000000 * coarse), m.itype, 'Standard', account[1], account[2], NULL, NULL,
-               currency, 'provisional'
-        FROM machine_hour m CROSS JOIN settings_in
-             JOIN priced p ON p.place = 1 AND p.cloud = m.cloud AND p.itype = m.itype
-                          AND p.region = coalesce(m.region, default_region)
-        WHERE estimated
-    )
-    SELECT row_number() OVER () AS pid, *,
-           coalesce(billed, 0) = 0 AND coalesce(effective, 0) = 0 AND coalesce(list, 0) = 0 AND coalesce(estimate, 0) = 0
-               AS is_zero
-    FROM claims;
-
--- === Rule 5: first rounding (section 4.10), each ledger on its own ==================================================
-
-CREATE TEMP VIEW address_weights AS
-    SELECT pid * 4 + ledger AS grp, pos, units, weight
-    FROM (SELECT pid, vid, 0 AS ledger, billed AS units FROM claim UNION ALL SELECT pid, vid, 1, effective FROM claim
-          UNION ALL SELECT pid, vid, 2, list FROM claim UNION ALL SELECT pid, vid, 3, estimate FROM claim)
-         JOIN vector USING (vid)
-    WHERE units <> 0 AND weight > 0;
-
--- The instance type of a work address is the charge's, else the machine's: a disk's work belongs to its machine's layers.
--- Where a ledger has no amount (null), its addresses have none.
-CREATE TEMP TABLE w_addresses AS
-    WITH shared AS (
-        SELECT grp // 4 AS pid, pos, sum(part) FILTER (grp % 4 = 0) AS billed, sum(part) FILTER (grp % 4 = 1) AS effective,
-               sum(part) FILTER (grp % 4 = 2) AS list, sum(part) FILTER (grp % 4 = 3) AS estimate
-        FROM largest_remainder('address_weights') GROUP BY ALL
-    ), spread AS (
-        SELECT c.* REPLACE (coalesce(c.itype, m.itype) AS itype, v.category AS category,
-                   CASE WHEN c.billed IS NOT NULL THEN coalesce(s.billed, 0) END AS billed,
-                   CASE WHEN c.effective IS NOT NULL THEN coalesce(s.effective, 0) END AS effective,
-                   CASE WHEN c.list IS NOT NULL THEN coalesce(s.list, 0) END AS list,
-                   CASE WHEN c.estimate IS NOT NULL THEN coalesce(s.estimate, 0) END AS estimate),
-               v.machine, device, job, attempt, rank
-        FROM claim c JOIN vector v USING (vid) JOIN machine_hour m ON m.vid = v.home
-             LEFT JOIN shared s ON s.pid = c.pid AND s.pos = v.pos
-        -- no time and no money: no address; but a part that is zero keeps the addresses it has
-        WHERE is_zero OR v.ns > 0 OR s.billed <> 0 OR s.effective <> 0 OR s.list <> 0 OR s.estimate <> 0
-        UNION ALL
-        SELECT *, NULL, NULL, NULL, NULL, NULL FROM claim WHERE vid IS NULL
-    )
-    SELECT charge AS x_ChargeKey, occurrence AS x_Occurrence, hour AS x_HourUtc, machine AS x_MachineId,
-           device AS x_DeviceId, job AS x_JobId, attempt AS x_Attempt, rank AS x_Rank, category AS x_Category,
-           billed AS BilledCost, effective AS EffectiveCost, list AS ListCost, estimate AS x_EstimatedCost,
-           cloud, itype, pricing, account, sub_account, period, invoice, currency, state
-    FROM spread;
-
--- === Rule 9: second rounding (section 4.11) =========================================================================
-
--- Layers of a job-hour on one instance type (of_type), and on all types together.
-CREATE TEMP TABLE strand AS
-    WITH work AS (SELECT * FROM layer_in WHERE category = 'work')
-    SELECT *, row_number() OVER (PARTITION BY hour, job, attempt, of_type, itype
-                                 ORDER BY layer, pass, op, phase, batch_size, dtype) AS pos,
-           sum(ns) OVER (PARTITION BY hour, job, attempt, of_type, itype) AS total
-    FROM (SELECT hour_utc AS hour, job_id AS job, attempt, true AS of_type, instance_type AS itype, layer, pass, op, phase,
-                 batch_size, dtype, sum(ns)::BIGINT AS ns FROM work GROUP BY ALL
-          UNION ALL
-          SELECT hour_utc, job_id, attempt, false, NULL, layer, pass, op, phase, batch_size, dtype, sum(ns)::BIGINT
-          FROM work GROUP BY ALL);
-
-CREATE TEMP TABLE pool AS
-    SELECT row_number() OVER () AS pid, p.*, t.job IS NOT NULL AS of_type,
-           CASE WHEN t.job IS NOT NULL THEN p.itype END AS strands
-    FROM (SELECT x_HourUtc AS hour, cloud, x_JobId AS job, x_Attempt AS attempt, itype, pricing, account, sub_account,
-                 period, invoice, currency, state, sum(BilledCost) AS billed, sum(EffectiveCost) AS effective,
-                 sum(x_EstimatedCost) AS estimate
-          FROM w_addresses WHERE x_Category = 'work' AND x_JobId IS NOT NULL GROUP BY ALL) p
-         LEFT JOIN (SELECT DISTINCT hour, job, attempt, itype FROM strand WHERE of_type) t
-         ON t.hour = p.hour AND t.job = p.job AND t.attempt = p.attempt AND t.itype IS NOT DISTINCT FROM p.itype;
-
-CREATE TEMP VIEW pool_strand AS
-    SELECT p.*, s.pos, s.ns, layer, pass, op, phase, batch_size, dtype
-    FROM pool p JOIN strand s ON s.hour = p.hour AND s.job = p.job AND s.attempt = p.attempt AND s.of_type = p.of_type
-                             AND s.itype IS NOT DISTINCT FROM p.strands
-    WHERE total > 0;  -- layers without any time cannot share out money
-
-CREATE TEMP VIEW layer_weights AS
-    SELECT pid * 3 + ledger AS grp, pos, units, ns AS weight
-    FROM (SELECT pid, pos, ns, 0 AS ledger, billed AS units FROM pool_strand
-          UNION ALL SELECT pid, pos, ns, 1, effective FROM pool_strand
-          UNION ALL SELECT pid, pos, ns, 2, estimate FROM pool_strand)
-    WHERE units IS NOT NULL;
-
-CREATE TEMP TABLE w_layers AS
-    WITH shared AS (
-        SELECT grp // 3 AS pid, pos, sum(part) FILTER (grp % 3 = 0) AS billed, sum(part) FILTER (grp % 3 = 1) AS effective,
-               sum(part) FILTER (grp % 3 = 2) AS estimate
-        FROM largest_remainder('layer_weights') GROUP BY ALL
-    )
-    SELECT hour AS x_HourUtc, cloud AS x_Cloud, job AS x_JobId, attempt AS x_Attempt, itype AS x_InstanceType,
-           pricing AS PricingCategory, account AS BillingAccountId, sub_account AS SubAccountId,
-           period AS BillingPeriodStart, invoice AS InvoiceId, currency AS BillingCurrency, state AS x_State,
-           layer AS x_Layer, pass AS x_Pass, op AS x_Op, phase AS x_Phase, batch_size AS x_BatchSize, dtype AS x_Dtype,
-           s.billed AS BilledCost, s.effective AS EffectiveCost, s.estimate AS x_EstimatedCost
-    FROM pool_strand p JOIN shared s USING (pid, pos);
-
--- === The comparison: one row on either side of each key, equal to the digit, or a difference ========================
-
-CREATE TEMP TABLE d_addresses AS
-    SELECT * EXCLUDE (side, b, e, l, x), count(*) FILTER (side) AS ours, count(*) FILTER (NOT side) AS theirs,
-           sum(b) FILTER (side) AS BilledCost, sum(b) FILTER (NOT side) AS BilledCost_ledger,
-           sum(e) FILTER (side) AS EffectiveCost, sum(e) FILTER (NOT side) AS EffectiveCost_ledger,
-           sum(l) FILTER (side) AS ListCost, sum(l) FILTER (NOT side) AS ListCost_ledger,
-           sum(x) FILTER (side) AS x_EstimatedCost, sum(x) FILTER (NOT side) AS x_EstimatedCost_ledger
-    FROM (SELECT true AS side, x_ChargeKey, x_Occurrence, x_HourUtc, x_MachineId, x_DeviceId, x_JobId, x_Attempt, x_Rank,
-                 x_Category, BilledCost AS b, EffectiveCost AS e, ListCost AS l, x_EstimatedCost AS x FROM w_addresses
-          UNION ALL
-          SELECT false, * REPLACE (BilledCost::HUGEINT AS BilledCost, EffectiveCost::HUGEINT AS EffectiveCost,
-                                   ListCost::HUGEINT AS ListCost, x_EstimatedCost::HUGEINT AS x_EstimatedCost)
-          FROM addresses_in)
-    GROUP BY ALL
-    HAVING count(*) FILTER (side) <> 1 OR count(*) FILTER (NOT side) <> 1
-        OR sum(b) FILTER (side) IS DISTINCT FROM sum(b) FILTER (NOT side)
-        OR sum(e) FILTER (side) IS DISTINCT FROM sum(e) FILTER (NOT side)
-        OR sum(l) FILTER (side) IS DISTINCT FROM sum(l) FILTER (NOT side)
-        OR sum(x) FILTER (side) IS DISTINCT FROM sum(x) FILTER (NOT side);
-
-CREATE TEMP TABLE d_spans AS
-    SELECT * EXCLUDE (side, n), count(*) FILTER (side) AS ours, count(*) FILTER (NOT side) AS theirs,
-           sum(n) FILTER (side) AS x_Ns, sum(n) FILTER (NOT side) AS x_Ns_ledger
-    FROM (SELECT true AS side, * RENAME (x_Ns AS n) FROM w_spans UNION ALL SELECT false, * FROM spans_in)
-    GROUP BY ALL
-    HAVING count(*) FILTER (side) <> 1 OR count(*) FILTER (NOT side) <> 1
-        OR sum(n) FILTER (side) IS DISTINCT FROM sum(n) FILTER (NOT side);
-
-CREATE TEMP TABLE d_layers AS
-    SELECT * EXCLUDE (side, b, e, x), count(*) FILTER (side) AS ours, count(*) FILTER (NOT side) AS theirs,
-           sum(b) FILTER (side) AS BilledCost, sum(b) FILTER (NOT side) AS BilledCost_ledger,
-           sum(e) FILTER (side) AS EffectiveCost, sum(e) FILTER (NOT side) AS EffectiveCost_ledger,
-           sum(x) FILTER (side) AS x_EstimatedCost, sum(x) FILTER (NOT side) AS x_EstimatedCost_ledger
-    FROM (SELECT true AS side, * RENAME (BilledCost AS b, EffectiveCost AS e, x_EstimatedCost AS x) FROM w_layers
-          UNION ALL
-          SELECT false, * REPLACE (BilledCost::HUGEINT AS BilledCost, EffectiveCost::HUGEINT AS EffectiveCost,
-                                   x_EstimatedCost::HUGEINT AS x_EstimatedCost)
-          FROM layers_in)
-    GROUP BY ALL
-    HAVING count(*) FILTER (side) <> 1 OR count(*) FILTER (NOT side) <> 1
-        OR sum(b) FILTER (side) IS DISTINCT FROM sum(b) FILTER (NOT side)
-        OR sum(e) FILTER (side) IS DISTINCT FROM sum(e) FILTER (NOT side)
-        OR sum(x) FILTER (side) IS DISTINCT FROM sum(x) FILTER (NOT side);
-
-CREATE TEMP VIEW w_totals AS
-    SELECT currency AS BillingCurrency, x_Category, sum(BilledCost) AS BilledCost, sum(EffectiveCost) AS EffectiveCost,
-           sum(x_EstimatedCost) AS x_EstimatedCost
-    FROM w_addresses GROUP BY ALL;
+    SELECT * EXCLUDE (total), CASE WHEN total > 0 THEN ns WHEN pos = 1 THEN 1 ELSE 0 END AS weight FROM placed;

@@ -14,8 +14,9 @@ QUALITY = "report_quality__runs"
 
 
 def settings_for(fleet: Path, lake: Path, **facts: object) -> Settings:
-    """Settings of a lake over a fleet's drop folders, on one worker."""
-    bills = (BillSource(name="aws", url=str(fleet / "bills" / "aws")),)
+    """Settings of a lake over a fleet's drop folders, one bill source for each cloud that has one, on one worker."""
+    clouds = sorted(path.name for path in (fleet / "bills").glob("*"))
+    bills = tuple(BillSource(name=cloud, url=str(fleet / "bills" / cloud)) for cloud in clouds)
     defaults: dict[str, object] = {
         "lake": str(lake),
         "telemetry": str(fleet / "telemetry"),

@@ -58,8 +58,10 @@ def charge(
         **amounts,
         "x_DayBilledCost": amounts["BilledCost"],
         "x_DayEffectiveCost": amounts["EffectiveCost"],
+        "x_PromotionalCost": amounts["EffectiveCost"] if facts.get("ChargeCategory") == "Credit" else Decimal(0),
     }
-    return row | facts
+    row |= facts
+    return {"x_DayPromotionalCost": row["x_PromotionalCost"]} | row
 
 
 def charges(*rows: dict[str, Any]) -> pa.Table:
@@ -151,6 +153,8 @@ def jobs(*names: str) -> pa.Table:
             "tokens_in": 0,
             "tokens_out": 0,
             "requests": 0,
+            "wall_ns": 0,
+            "rank_units": 10,
         }
         for n in names
     ]

@@ -18,9 +18,10 @@ import pyarrow.compute as pc
 from tasks.core import money
 from tasks.core.categories import TIED_DEPENDANT, TIED_MACHINE, Labels, machine_keys, object_keys
 from tasks.core.money import Ints
-from tasks.core.spans import DAY_NS, HOUR_NS, MachineHours, quantity_ns, spread_quantity
+from tasks.core.spans import BILLING_GRAIN_NS, DAY_NS, HOUR_NS, MachineHours, quantity_ns, spread_quantity
 
-LEDGERS = ("BilledCost", "EffectiveCost", "ListCost")
+LEDGERS = ("BilledCost", "EffectiveCost", "ListCost", "x_PromotionalCost")
+"""Amounts that are divided, each on its own, over the same weights. The last is a part of the second: what promotions paid."""
 Index = npt.NDArray[np.int64]
 _SCALE = 10**money.DIGITS
 
@@ -86,9 +87,14 @@ class Periods:
         return row, hour, np.maximum(self.low[row], hour * HOUR_NS), np.minimum(self.high[row], (hour + 1) * HOUR_NS)
 
 
+def day_part(name: str) -> str:
+    """Column of core_billing__charges that holds an amount's part on the day."""
+    return "x_Day" + name.removeprefix("x_")
+
+
 def day_amounts(charges: pa.Table) -> dict[str, Ints]:
-    """Day parts of the three amounts, in whole units; a missing ListCost counts 0 and stays null in the addresses."""
-    return {name: money.to_units(charges["x_Day" + name])[0] for name in LEDGERS}
+    """Day parts of the amounts, in whole units; a missing ListCost counts 0 and stays null in the addresses."""
+    return {name: money.to_units(charges[day_part(name)])[0] for name in LEDGERS}
 
 
 def hour_parts(charges: pa.Table, labels: Labels, day_ns: int, hours: MachineHours) -> Parts:
@@ -182,7 +188,7 @@ def _by_running_time(
 ) -> Parts:
     """Plain usage of machines: ns of each row and hour; a machine's own rows summed by meter into its billed spans."""
     row, hour, begin, end = _hours(rows, whole, periods)
-    columns = ["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter"]
+    columns = ["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter", "x_UnitsPerMachine"]
     facts = charges.select(columns).append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
     start = _starts(row)
     weight = np.zeros(len(row), np.int64)
@@ -201,9 +207,9 @@ def _by_running_time(
                 name = fact["SkuMeter"] or ""
                 meter[name] = meter.get(name, 0) + share
     for number, by_meter in meters.items():
-        found = {money.half_even(max(exact, 0), _SCALE) for exact in by_meter.values()}
+        found = [money.half_even(max(exact, 0), _SCALE) for exact in by_meter.values()]
         hours.slots[number].billed_ns = max(found)
-        if len(found) > 1:
+        if max(found) - min(found) > BILLING_GRAIN_NS:
             hours.slots[number].findings.add("meters_disagree")
     return _weighted(rows, row, hour, weight, amounts)
 
@@ -267,12 +273,34 @@ def tie_slots(
         if category == TIED_MACHINE:
             slots.append([hours.slot(of_row[row], hour)])
         elif category == TIED_DEPENDANT:
-            machines = attached.get((objects[row], hour), [])
-            numbers = [hours.index[m, hour] for m in machines if (m, hour) in hours.index]
-            slots.append([n for n in numbers if hours.slots[n].billed_ns is not None or hours.slots[n].devices])
+            slots.append(dependant_slots(hours, attached.get((objects[row], hour), []), hour))
         else:
             slots.append([])
     return slots
+
+
+def attachments_of(attachments: pa.Table, day_ns: int) -> dict[tuple[str, int], list[str]]:
+    """Machines (`cloud|instance`) that each object (`cloud|object`) hangs on, by object and hour of the day.
+
+    Args:
+        attachments: rows of core_usage__attachments_hourly of the day.
+        day_ns: start of the day, ns UTC.
+    """
+    machines: dict[tuple[str, int], set[str]] = {}
+    hour = (np.asarray(attachments["hour_utc"].cast(pa.int64())) - day_ns) // HOUR_NS
+    keys, objects = (
+        pc.binary_join_element_wise(attachments["cloud"], attachments[c], "|").to_pylist()
+        for c in ("instance_id", "object_id")
+    )
+    for name, h, machine in zip(objects, hour.tolist(), keys, strict=True):
+        machines.setdefault((name, h), set()).add(machine)
+    return {k: sorted(v) for k, v in machines.items()}
+
+
+def dependant_slots(hours: MachineHours, machines: list[str], hour: int) -> list[int]:
+    """Machine-hours that share out what hangs on these machines in an hour: those that were billed or observed."""
+    numbers = [hours.index[m, hour] for m in machines if (m, hour) in hours.index]
+    return [n for n in numbers if hours.slots[n].billed_ns is not None or hours.slots[n].devices]
 
 
 def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector: pa.Table) -> Addressed:
@@ -280,32 +308,9 @@ def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector:
 
     A part without a machine keeps one address: its own category, or idle for a dependant that is detached in the hour.
     """
-    slot_of = np.asarray(vector["slot"])
-    first = np.searchsorted(slot_of, np.arange(int(slot_of.max()) + 2 if len(slot_of) else 1))
-    alone = np.array([not s for s in slots], bool)
-    single = np.array([len(s) == 1 for s in slots], bool)
-    pieces: list[tuple[Index, Index]] = []
-    one = np.nonzero(single)[0]
-    if len(one):
-        number = np.array([slots[i][0] for i in one], np.int64)
-        count = first[number + 1] - first[number]
-        place = (
-            np.repeat(first[number], count) + np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
-        )
-        pieces.append((np.repeat(one, count), place))
-    for i in np.nonzero(~alone & ~single)[0].tolist():
-        rows = np.concatenate([np.arange(first[n], first[n + 1]) for n in sorted(slots[i])])
-        order = _address_order(vector.take(pa.array(rows)))
-        pieces.append((np.full(len(rows), i), rows[order]))
-    part = np.concatenate([p for p, _ in pieces]) if pieces else np.zeros(0, np.int64)
-    place = np.concatenate([r for _, r in pieces]) if pieces else np.zeros(0, np.int64)
-    start = _starts(part)
-    weight = np.asarray(vector["ns"])[place]
-    if len(part):
-        weight[start[:-1][np.add.reduceat(weight, start[:-1]) == 0]] = 1
-    owner = part[start[:-1]] if len(part) else part
-    shared = {k: money.apportion(v[owner], start, weight) for k, v in parts.amounts.items()}
-    lone = np.nonzero(alone)[0]
+    part, place = rows_of(vector, slots)
+    shared = {k: share_out(v, part, np.asarray(vector["ns"])[place]) for k, v in parts.amounts.items()}
+    lone = np.nonzero(np.array([not s for s in slots], bool))[0]
     own = labels.category[parts.row[lone]].copy()
     own[own == TIED_DEPENDANT] = "idle"
     names = np.asarray(vector["category"].to_pylist() or [""], object)
@@ -316,6 +321,51 @@ def first_rounding(parts: Parts, slots: list[list[int]], labels: Labels, vector:
         category=np.concatenate([names[place] if len(place) else np.zeros(0, object), own]),
         amounts={k: _concat([shared[k], v[lone]]) for k, v in parts.amounts.items()},
     )
+
+
+def rows_of(vector: pa.Table, slots: list[list[int]]) -> tuple[Index, Index]:
+    """Rows of the vector that share each part out: those of its slots, all slots of a part in one address order.
+
+    Args:
+        vector: rows of spans.VECTOR by slot and address, of `spans.vectors`.
+        slots: slots of each part; a part without any has no rows.
+
+    Returns:
+        Number of the part and of the row, equal parts next to each other.
+    """
+    slot_of = np.asarray(vector["slot"])
+    first = np.searchsorted(slot_of, np.arange(int(slot_of.max()) + 2 if len(slot_of) else 1))
+    single = np.array([len(s) == 1 for s in slots], bool)
+    several = [i for i, s in enumerate(slots) if len(s) > 1]
+    one = np.nonzero(single)[0]
+    number = np.array([slots[i][0] for i in one], np.int64)
+    count = first[number + 1] - first[number] if len(one) else number
+    before = np.cumsum(count) - count
+    place = np.repeat(first[number] - before, count) + np.arange(int(count.sum())) if len(one) else number
+    pieces = [(np.repeat(one, count), place)]
+    for i in several:
+        rows = np.concatenate([np.arange(first[n], first[n + 1]) for n in sorted(slots[i])])
+        pieces.append((np.full(len(rows), i), rows[_address_order(vector.take(pa.array(rows)))]))
+    return np.concatenate([p for p, _ in pieces]), np.concatenate([r for _, r in pieces])
+
+
+def share_out(amounts: Ints, part: Index, weight: Index) -> Ints:
+    """Amounts over the rows of their parts by largest remainder, ties in row order; weights that are all 0: the first row.
+
+    Args:
+        amounts: whole units by part.
+        part: part of each row, equal parts next to each other.
+        weight: weight of each row.
+    """
+    start = _starts(part)
+    owner = part[start[:-1]] if len(part) else part
+    if not len(part) or not np.any(amounts[owner]):
+        return np.zeros(len(part), np.int64)
+    empty = np.add.reduceat(weight, start[:-1]) == 0
+    if empty.any():
+        weight = weight.copy()
+        weight[start[:-1][empty]] = 1
+    return money.apportion(amounts[owner], start, weight)
 
 
 def _address_order(rows: pa.Table) -> Index:

@@ -95,6 +95,8 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
     rules: list[tuple[Mask, str]] = [
         (equals(charges["ChargeCategory"], "Tax"), "tax"),
         (of_class("rounding"), "rounding"),
+        # A fee of Google that its offset is nested in: what is left is the part of the commitment that nobody used.
+        (of_class("commitment_unused"), "commitment_unused"),
         (equals(charges["ChargeCategory"], "Purchase") & commitment, "commitment_purchase"),
         (unused, "commitment_unused"),
         (capacity_unused, "capacity_unused"),

@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.usage import EVIDENCE
-from tasks.core.arrays import Columns, Flags, Ints, ints, join, nullable, offsets, pick, sums
+from tasks.core.arrays import Columns, Flags, Ints, ints, join, nullable, number_groups, offsets, pick, sums
 from tasks.core.claims import HOUR_NS
 from tasks.core.money import apportion, telescope
 from tasks.errors import LawError
@@ -115,7 +115,30 @@ def _lengths(hours: Hours, wall: Ints) -> tuple[Ints, Ints, Ints]:
     union, either, both = (hours.lengths[n] for n in ("step_ns", "any_ns", "both_ns"))
     outside = np.maximum(either - np.maximum(union, wall), 0)
     inside = np.minimum(np.maximum(union - wall, 0), both)
+    _leave_out_twice(hours.devices, union, wall, outside, inside)
     return inside, outside, wall + outside + inside
+
+
+def _leave_out_twice(devices: pa.Table, union: Ints, wall: Ints, outside: Ints, inside: Ints) -> None:
+    """Where a host was renamed within the hour, takes from `outside` and `inside` what makes its device's hour too long.
+
+    Neither readings nor step windows of the two names overlap, or collect had refused one; but a step window under one name may
+    go on while readings come under the other. Such time is at most that of the step windows, and step time goes first. Anything
+    longer is left for the check of the hour.
+    """
+    group, first = number_groups(devices.column(n) for n in ("hour_utc", "device_uuid"))
+    size = len(first)
+    if size == devices.num_rows:
+        return
+    excess = np.maximum(sums(group, size, wall + outside + inside) - HOUR_NS, 0)
+    excess[excess > sums(group, size, union)] = 0
+    for number in np.flatnonzero(excess).tolist():
+        rows = np.flatnonzero(group == number)[::-1]  # the name that comes first is believed
+        for part in (outside, inside):
+            for row in rows:
+                taken = min(int(excess[number]), int(part[row]))
+                part[row] -= taken
+                excess[number] -= taken
 
 
 def _entries(hours: Hours, claims: Columns) -> Columns:

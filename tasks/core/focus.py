@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from schemas.billing import CHARGES
 from seedance.schema import INSTANT, MONEY, Column
+from tasks.core import nested_credits
 from tasks.core.focus_values import (
     EXACT,
     Place,
@@ -30,10 +31,12 @@ from tasks.core.focus_values import (
     text_column,
 )
 
-OURS = ("x_ServiceCode", "x_UsageType")
-"""Columns of AWS that FOCUS does not have and that are stored."""
+OURS = ("x_ServiceCode", "x_UsageType", "x_Credits")
+"""Columns of providers that FOCUS does not have and that are stored."""
+ASIDE = ("x_SkuDetails", "x_SystemLabels", "x_CostType")
+"""Columns of providers that only say what a row is tied to; read, and not stored."""
 STORED: tuple[Column, ...] = tuple(c for c in CHARGES.columns if not c.name.startswith("x_") or c.name in OURS)
-JSON_COLUMNS = ("Tags", "SkuPriceDetails", "AllocatedMethodDetails", "AllocatedTags")
+JSON_COLUMNS = ("Tags", "SkuPriceDetails", "AllocatedMethodDetails", "AllocatedTags", "x_SkuDetails", "x_SystemLabels")
 COSTS = ("BilledCost", "EffectiveCost")
 AMOUNTS = (*COSTS, "ListCost", "ContractedCost")
 """Costs of a charge that are summed somewhere."""
@@ -51,9 +54,11 @@ MANDATORY = (
 )
 """Columns without which a row has no amount, payer, time, kind or service. A provider column comes on top."""
 PROVIDERS = ("ProviderName", "ServiceProviderName", "HostProviderName")
-"""Who provides, first that is filled: FOCUS 1.4 has no ProviderName."""
+"""Who provides, first that is filled."""
+LATER_PROVIDERS = ("ServiceProviderName", "HostProviderName", "InvoiceIssuerName")
+"""Who provides in an export without ProviderName, which FOCUS 1.4 took away; first that is filled."""
 
-NOT_IN_KEY = frozenset({"InvoiceId", "InvoiceDetailId", "AllocatedMethodDetails", "ContractApplied"})
+NOT_IN_KEY = frozenset({"InvoiceId", "InvoiceDetailId", "AllocatedMethodDetails", "ContractApplied", "x_Credits"})
 """Beside costs, quantities and prices: the invoice, and objects that hold costs and quantities themselves."""
 MEASURE = re.compile(
     r"(Cost|Price|Quantity|Amount|Discounts?|Credits?|Rate|Ratio)(In[A-Z]\w*)?$|RateDate$"
@@ -77,7 +82,7 @@ class Batch:
     """Stored charges of one batch.
 
     Args:
-        rows: columns of STORED in order, then x_ChargeKey and x_Cloud; as many rows as came in.
+        rows: columns of STORED in order, then x_PromotionalCost, x_ChargeKey, x_Cloud and ASIDE; as many rows as came in.
         lost: Σ raw − Σ stored by (column, currency), for BilledCost and EffectiveCost; absent where nothing was lost.
     """
 
@@ -110,26 +115,33 @@ def normalise(raw: pa.Table, place: Place) -> Batch:
             row = first_row(columns[spec.name].is_null(), True)
             raise place.refuse(spec.name, "a value in every row", "null", INCOMPLETE, row=row)
     _check_periods(columns, place)
-    columns["x_ChargeKey"] = _keys(columns, {n: raw.column(i) for n, i in extra.items()}, place)
-    columns["x_Cloud"] = _clouds(columns, place)
+    aside = {n: _aside(raw.column(extra[n]), n, place) if n in extra else _nothing(raw) for n in ASIDE}
+    further = {n: aside[n] if n in aside else raw.column(i) for n, i in extra.items()}
+    columns["x_PromotionalCost"] = nested_credits.promotional(
+        columns["ChargeCategory"], columns["EffectiveCost"], columns["x_Credits"]
+    )
+    columns["x_ChargeKey"] = _keys(columns, further, place)
+    columns["x_Cloud"] = _clouds(columns, "ProviderName" in known, place)
+    columns |= aside
     return Batch(pa.table(columns), _by_currency(lost, columns["BillingCurrency"]))
 
 
 def _headers(names: Sequence[str], place: Place) -> tuple[dict[str, int], dict[str, int]]:
     """Positions of the stored columns by their FOCUS name, and of the others by their own."""
-    spelled = {c.name.casefold(): c.name for c in STORED}
+    spelled = {name.casefold(): name for name in (*(c.name for c in STORED), *ASIDE)}
+    stored = {c.name for c in STORED}
     known: dict[str, int] = {}
     extra: dict[str, int] = {}
     for position, name in enumerate(names):
         clean = name.removeprefix("\ufeff").strip()
-        stored = spelled.get(clean.casefold())
-        target, key = (extra, clean) if stored is None else (known, stored)
+        key = spelled.get(clean.casefold(), clean)
+        target = known if key in stored else extra
         if key in target:
             raise place.refuse(key, "each column once", "it twice", "Remove one of the two from the export.")
         target[key] = position
     missing = [n for n in MANDATORY if n not in known]
-    if not any(n in known for n in PROVIDERS):
-        missing.append("ProviderName")
+    if not any(n in known for n in (*PROVIDERS, *LATER_PROVIDERS)):
+        missing.append("ProviderName or ServiceProviderName")
     if missing:
         raise place.refuse(
             missing[0],
@@ -152,9 +164,19 @@ def _convert(
         return instant_column(values, spec.name, place)
     if spec.values is not None:
         return enum_column(values, spec.name, spec.values, place)
+    if spec.name == "x_Credits":
+        return nested_credits.credits_column(values, spec.name, place)
     if spec.name in JSON_COLUMNS:
         return json_column(values, spec.name, place)
     return text_column(values, spec.name, place)
+
+
+def _aside(values: pa.ChunkedArray, name: str, place: Place) -> pa.Array:
+    return json_column(values, name, place) if name in JSON_COLUMNS else text_column(values, name, place)
+
+
+def _nothing(raw: pa.Table) -> pa.Array:
+    return pa.nulls(len(raw), pa.string())
 
 
 def _check_periods(columns: Mapping[str, pa.Array], place: Place) -> None:
@@ -167,11 +189,13 @@ def _check_periods(columns: Mapping[str, pa.Array], place: Place) -> None:
             raise place.refuse(end, f"an end not before {start}", found, "Check the export's time zone.", row=row)
 
 
-def _clouds(columns: Mapping[str, pa.Array], place: Place) -> pa.Array:
-    provider = pc.coalesce(*(columns[n] for n in PROVIDERS))
+def _clouds(columns: Mapping[str, pa.Array], named: bool, place: Place) -> pa.Array:
+    """Cloud of each row; `named` says that the export has a ProviderName."""
+    names = PROVIDERS if named else LATER_PROVIDERS
+    provider = pc.coalesce(*(columns[n] for n in names))
     if provider.null_count:
         row = first_row(provider.is_null(), True)
-        raise place.refuse("ProviderName", "a provider in every row", "null", INCOMPLETE, row=row)
+        raise place.refuse(names[0], f"a provider in every row, in {' or '.join(names)}", "null", INCOMPLETE, row=row)
     return map_distinct(provider, cloud_of, pa.string())
 
 

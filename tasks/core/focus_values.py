@@ -306,7 +306,8 @@ def _quote(text: str) -> str:
 def json_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -> pa.Array:
     """JSON objects as canonical text (sorted keys), from JSON text or from Arrow maps, structs and lists.
 
-    Braces that an export leaves out are added. JSON null and empty text are null.
+    Braces that an export leaves out are added. JSON null and empty text are null. Repeated records of key and value, as
+    BigQuery exports labels, are an object as well; a key that comes more than once has the array of its values.
 
     Raises:
         DeliveryError: a value is no JSON object, has more than MOST_LEVELS levels, or half a surrogate pair.
@@ -315,9 +316,10 @@ def json_column(values: pa.ChunkedArray | pa.Array, column: str, place: Place) -
 
     if pa.types.is_nested(array.type):
         found = []
-        for row, value in enumerate(array.to_pylist()):
+        for row, raw in enumerate(array.to_pylist()):
+            value = _paired(_plain(raw, array.type))
             try:
-                found.append(None if value is None else canonical_json(_plain(value, array.type)))
+                found.append(None if value is None else canonical_json(value))
             except (ValueError, RecursionError) as error:
                 raise _unwritable(error, column, place, row) from error
         return pa.array(found, pa.string())
@@ -354,6 +356,16 @@ def _unwritable(error: Exception, column: str, place: Place, row: int) -> Delive
         "Correct the value, or leave the column out of the export.",
         row=row,
     )
+
+
+def _paired(value: Any) -> Any:
+    """Records of key and value as an object, anything else as it is; no records are no object."""
+    if not isinstance(value, list) or not all(isinstance(one, dict) and "key" in one for one in value):
+        return value
+    found: dict[str, list[str]] = {}
+    for one in value:
+        found.setdefault(str(one["key"]), []).append(str(one.get("value", "")))
+    return {key: texts[0] if len(texts) == 1 else sorted(texts) for key, texts in found.items()} or None
 
 
 def _plain(value: Any, kind: pa.DataType) -> Any:

@@ -46,6 +46,8 @@ NEVER = 1 << 62
 DEVICE_KEY = ("hour_utc", "node", "device_uuid")
 HOLDER_KEY = (*DEVICE_KEY, "job_id", "attempt", "rank")
 KIND_OF_EDGE = ("reading", "process", "step")
+PLACE = ("cloud", "instance_id", "instance_type", "gpu_model", "parent_uuid", "mig_profile")
+"""What DEVICES knows of a device beside its time."""
 FACTS = ("covered_ns", "util_ppm", "limit_ppm", "process_count", "energy_mj")
 
 Shards = Sequence[tuple[Footer, pa.Table]]
@@ -147,13 +149,13 @@ def describe(seen: Seen, rows: pa.Table, footers: Sequence[Footer], tail: Ints, 
 
     Args:
         seen: from `see`.
-        rows: device rows of any state, with `node` and `device_uuid`.
+        rows: device rows of any state, with `node`, `device_uuid` and `parent_uuid`.
         footers: of every shard of the bucket.
         tail, totals: by device.
     """
-    told = _least(rows, ("node", "device_uuid"), ("cloud", "instance_id", "gpu_model"))
+    told = _least(rows, ("node", "device_uuid"), ("cloud", "instance_id", "gpu_model", "parent_uuid", "mig_profile"))
     hosts = footer_facts(footers)
-    columns: dict[str, list[str | None]] = {n: [] for n in ("cloud", "instance_id", "instance_type", "gpu_model")}
+    columns: dict[str, list[str | None]] = {n: [] for n in PLACE}
     for place in seen.devices.select(["node", "device_uuid"]).to_pylist():
         host = hosts.get(place["node"], {})
         own = told.get((place["node"], place["device_uuid"]), {})

@@ -1,14 +1,14 @@
-"""Estimate beside bill, machine-hour by machine-hour, and the bridge from a bill's rows to its addresses.
+"""Estimate beside bill, hour by hour, and the bridge from a bill's rows to its addresses.
 
-A settled ledger in; report_reconciliation__hourly and report_bridge__monthly out. No bill row is ever scaled: the factor touches
-estimates only, and what a file leaves unexplained stands here and nowhere else. Knows no disk, no clock.
+Pairs of a settled day in; report_reconciliation__hourly and report_bridge__monthly out. No bill row is ever scaled: the factor
+touches estimates only, and what a file leaves unexplained stands here and nowhere else. Knows no disk, no clock.
 Source: infra/rules/ledger.md 2 and 5.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -17,58 +17,28 @@ import pyarrow as pa
 from schemas.ledger import BRIDGE, RECONCILIATION
 from seedance.schema import INSTANT
 from tasks.core import money
-from tasks.core.estimate import ALPHA_ONE, PriceBook, list_units, machine_facts
-from tasks.core.ledger import Inputs, Ledger
+from tasks.core.calibrate import Verdict, key_of, verdicts, window_sums
+from tasks.core.compare import Pair
+from tasks.core.estimate import alpha_of, calibrated
+from tasks.core.placed import DayInputs
 from tasks.core.snapshots import plain
 from tasks.core.spans import HOUR_NS
 
+ERRORS = ("mape_before", "weighted_mape_before", "mape_after", "weighted_mape_after")
 
-def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
-    """Rows of report_reconciliation__hourly: every machine-hour that was observed or billed."""
-    book = PriceBook(inputs.prices, inputs.default_region, inputs.day)
-    spot = PriceBook(inputs.prices, inputs.default_region, inputs.day, "Dynamic")
-    facts = machine_facts(inputs.charges)
-    estimated = {e.slot: e for e in ledger.estimated}
-    rows = []
-    for number, slot in enumerate(ledger.hours.slots):
-        if slot.billed_ns is None and not slot.devices:
-            continue
-        cloud, machine = slot.machine.split("|", 1)
-        known = facts.get(slot.machine)
-        place = (cloud, slot.instance_type, known.region if known else None)
-        spot_price = spot.per_hour(*place) if known is not None and known.is_spot else None
-        price = spot_price or book.per_hour(*place)
-        # Without telemetry the running time is unknown, not zero: there is nothing to set beside the bill.
-        listed = None if price is None or not slot.devices else list_units(price[0], slot.running_ns)
-        after = None if listed is None else money.half_even(listed * inputs.alpha, ALPHA_ONE)
-        billed = ledger.usage_units.get(number) if slot.billed_ns is not None else None
-        state = "billed"
-        if number in estimated:
-            state = "provisional" if estimated[number].provisional else "unmatched"
-        accounts = sorted(a[0] for a in known.accounts) if known else [None]
-        findings = slot.findings if slot.devices else {*slot.findings, "no_telemetry"}
-        rows.append(
-            {
-                "x_HourUtc": inputs.day_ns + slot.hour * HOUR_NS,
-                "x_Cloud": cloud,
-                "x_MachineId": machine,
-                "x_InstanceType": slot.instance_type,
-                "BillingAccountId": accounts[0],
-                "BillingCurrency": (known.currency if known else None) or (price[1] if price else None),
-                "x_ListEstimate": _amount(listed),
-                "x_EstimatedCost": _amount(after),
-                "BilledCost": _amount(billed[0]) if billed else None,
-                "EffectiveCost": _amount(billed[1]) if billed else None,
-                "x_Alpha": money.decimal(inputs.alpha),
-                "x_PriceSource": None if price is None else "spot" if spot_price else "list",
-                "x_ApeBefore": _ape(listed, billed),
-                "x_ApeAfter": _ape(after, billed),
-                "x_ObservedNs": slot.running_ns,
-                "x_BilledSpanNs": slot.billed_ns,
-                "x_State": state,
-                "x_Finding": ", ".join(sorted(findings)) or None,
-            }
-        )
+
+def reconciliation_hourly(
+    inputs: DayInputs, pairs: Sequence[Pair], judged: Mapping[str, Verdict] | None = None
+) -> pa.Table:
+    """Rows of report_reconciliation__hourly: every machine-hour that was observed or billed, and volume-hours with a size.
+
+    Args:
+        inputs: of the settled day; without calibration factors nothing stands there after alpha but estimates.
+        pairs: of the settled day.
+        judged: what the windows before the day say of each family; the day's own hours say it when None.
+    """
+    found = own_verdicts(inputs.day, pairs) if judged is None else judged
+    rows = [_row(inputs.day_ns, pair, inputs.alphas, found) for pair in pairs]
     columns = []
     for column in RECONCILIATION.columns:
         values = [row[column.name] for row in rows]
@@ -78,29 +48,82 @@ def reconciliation_hourly(inputs: Inputs, ledger: Ledger) -> pa.Table:
     return pa.table(columns, names=list(RECONCILIATION.names))
 
 
+def own_verdicts(day: str, pairs: Iterable[Pair]) -> dict[str, Verdict]:
+    """What the hours of the day itself say of each family."""
+    return verdicts(window_sums(day, pairs, None))
+
+
+def _row(day_ns: int, pair: Pair, alphas: Mapping[str, int] | None, judged: Mapping[str, Verdict]) -> dict[str, Any]:
+    resource = pair.key.split("|", 1)[1]
+    verdict = judged.get(key_of(pair.cloud, pair.account, pair.family))
+    # Amounts of a row are in one currency, and nothing is converted.
+    listed = None if pair.paid is not None and not pair.comparable else pair.listed
+    paid = pair.paid if pair.paid is not None and len(pair.paid.currencies) == 1 else None
+    known = alphas is not None or pair.state == "provisional"
+    alpha = alpha_of(alphas or {}, pair.cloud, pair.account, pair.family) if known else None
+    after = None if alpha is None else calibrated(listed, alpha)
+    findings = {*pair.findings, *(verdict.findings if verdict is not None else ())}
+    return {
+        "x_HourUtc": day_ns + pair.hour * HOUR_NS,
+        "x_Cloud": pair.cloud,
+        "x_ResourceId": resource,
+        "x_MachineId": resource if pair.is_machine else None,
+        "x_Family": pair.family,
+        "BillingAccountId": pair.account,
+        "ServiceName": pair.service,
+        "BillingCurrency": pair.currency,
+        "x_ListEstimate": _amount(listed),
+        "x_EstimatedCost": _amount(after),
+        "BilledCost": _amount(paid.cash) if paid else None,
+        "EffectiveCost": _amount(paid.amortised) if paid else None,
+        "x_Alpha": _amount(alpha),
+        "x_PriceSource": None if pair.price is None else pair.price.source,
+        "x_ApeBefore": _ape(listed, paid.amortised if paid else None),
+        "x_ApeAfter": _ape(after, paid.amortised if paid else None),
+        "x_ObservedNs": pair.observed_ns,
+        "x_BilledSpanNs": pair.billed_ns,
+        "x_State": pair.state,
+        "x_Finding": ", ".join(sorted(findings)) or None,
+        "x_DeviationCause": verdict.cause if verdict is not None else None,
+    }
+
+
 def _amount(units: int | None) -> Decimal | None:
     return None if units is None else money.decimal(units)
 
 
-def _ape(estimate: int | None, billed: tuple[int, int] | None) -> float | None:
+def _ape(estimate: int | None, billed: int | None) -> float | None:
     """Absolute percentage error against EffectiveCost, as a ratio; None where either is unknown or the bill is zero."""
-    if estimate is None or billed is None or billed[1] == 0:
+    if estimate is None or billed is None or billed == 0:
         return None
-    return float(Decimal(abs(estimate - billed[1])) / abs(billed[1]))
+    return float(Decimal(abs(estimate - billed)) / abs(billed))
 
 
-def errors(reconciliation: pa.Table) -> dict[str, Decimal | None]:
-    """MAPE and weighted MAPE before alpha, over hours with a bill other than zero and a known price; None without such hours."""
-    pairs = [
-        (r["x_ListEstimate"], r["EffectiveCost"]) for r in reconciliation.to_pylist() if r["x_ApeBefore"] is not None
-    ]
+def errors(reconciliation: pa.Table) -> list[dict[str, str | int | None]]:
+    """MAPE and weighted MAPE before and after alpha per cloud, service and currency, as text, 6 digits.
+
+    Over hours with a bill other than zero and a known price. After alpha is None on a day that is not calibrated.
+    """
+    groups: dict[tuple[str, str, str], list[dict[str, Any]]] = {}
+    for row in reconciliation.to_pylist():
+        if row["x_ApeBefore"] is not None:
+            key = (row["x_Cloud"], row["ServiceName"] or "", row["BillingCurrency"])
+            groups.setdefault(key, []).append(row)
+    found: list[dict[str, str | int | None]] = []
+    for key in sorted(groups):
+        rows = groups[key]
+        figures = (*_errors(rows, "x_ListEstimate"), *_errors(rows, "x_EstimatedCost"))
+        told = {n: None if v is None else f"{v:.6f}" for n, v in zip(ERRORS, figures, strict=True)}
+        found.append({"cloud": key[0], "service": key[1], "currency": key[2], "hours": len(rows), **told})
+    return found
+
+
+def _errors(rows: Iterable[Mapping[str, Any]], estimate: str) -> tuple[Decimal | None, Decimal | None]:
+    pairs = [(row[estimate], row["EffectiveCost"]) for row in rows if row[estimate] is not None]
     if not pairs:
-        return {"mape": None, "weighted_mape": None}
+        return None, None
     ratios = [abs(e - b) / abs(b) for e, b in pairs]
-    return {
-        "mape": sum(ratios) / len(ratios),
-        "weighted_mape": sum(abs(e - b) for e, b in pairs) / sum(abs(b) for _, b in pairs),
-    }
+    return sum(ratios) / len(ratios), sum(abs(e - b) for e, b in pairs) / sum(abs(b) for _, b in pairs)
 
 
 def bridge_monthly(

@@ -16,10 +16,13 @@ import pyarrow.compute as pc
 
 from schemas.ledger import JOB_DAILY, LAYER_DAILY, RESOURCE_DAILY
 from seedance.schema import Table
+from tasks.core.money import difference
 from tasks.core.second import LAYER, POOL
 from tasks.core.spans import HOUR_NS
 
-MONEY = ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost")
+MONEY = ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost", "x_PromotionalCost")
+LEDGERS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
+"""What a night prints: both ledgers and the estimate."""
 LAYER_KEY = tuple(ours for ours, _ in LAYER)
 _USAGE = {
     "job_id": "x_JobId",
@@ -44,7 +47,7 @@ def sums(table: pa.Table, key: Sequence[str], values: Mapping[str, str]) -> pa.T
 def totals_by_category(addresses: pa.Table) -> list[dict[str, Any]]:
     """Both ledgers and the estimate by cloud, currency and category, in order: the table that a night prints."""
     key = ("x_Cloud", "BillingCurrency", "x_Category")
-    rows = sums(addresses, key, {name: "sum" for name in MONEY if name != "ListCost"}).to_pylist()
+    rows = sums(addresses, key, dict.fromkeys(LEDGERS, "sum")).to_pylist()
     return sorted(rows, key=lambda r: tuple(r[k] for k in key))
 
 
@@ -75,7 +78,7 @@ def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Tab
     cost = sums(addresses, key, values).to_pylist()
     time_key = ("x_Cloud", "x_State", "x_MachineId", "x_DeviceId", "x_Category", "x_Reason")
     time = _by(sums(spans, time_key, {"x_Ns": "sum"}).to_pylist(), time_key)
-    coverage = _coverage(spans)
+    coverage, parents = _coverage(spans), _parents(spans)
     rows = []
     for row in _ordered(cost, key):
         machine = row.pop("x_MachineId")
@@ -83,6 +86,7 @@ def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Tab
         spent = time.pop(tuple((row | {"x_MachineId": machine})[k] for k in time_key), {}) if own else {}
         row |= {"x_UsageDate": day, "x_GpuNs": spent.get("x_Ns"), "x_GpuHours": _hours(spent.get("x_Ns"))}
         row["x_CoveragePpm"] = coverage.get((row["x_Cloud"], machine)) if own else None
+        row["x_ParentId"] = parents.get(row["x_DeviceId"])
         rows.append(row)
     return _table(RESOURCE_DAILY, rows)
 
@@ -205,7 +209,7 @@ def _gather(
 
 def _efficiency(row: Mapping[str, Any], peak: Peak, power: Mapping[tuple[str, int], Decimal]) -> dict[str, Any]:
     flops, hw_flops, ns = row.get("x_Flops"), row.get("x_HwFlops"), row.get("x_Ns")
-    money = row["EffectiveCost"] if row["EffectiveCost"] is not None else row["x_EstimatedCost"]
+    money = _own_cost(row)
     out: dict[str, Any] = {}
     if flops is not None and money:
         out["x_FlopsPerEffectiveUsd"] = float(Decimal(flops) / money)
@@ -235,9 +239,22 @@ def _coverage(spans: pa.Table) -> dict[tuple[str, str], int]:
     return {(r["x_Cloud"], r["x_MachineId"]): r["seen"] * 1_000_000 // r["x_Ns"] for r in found if r["x_Ns"]}
 
 
+def _own_cost(row: Mapping[str, Any]) -> Decimal | None:
+    """What unit costs stand on: the amortised ledger before promotional credits, which no work earned; else the estimate."""
+    effective: Decimal | None = row["EffectiveCost"]
+    estimated: Decimal | None = row["x_EstimatedCost"]
+    return estimated if effective is None else difference(effective, row["x_PromotionalCost"] or Decimal(0))
+
+
+def _parents(spans: pa.Table) -> dict[str, str]:
+    """GPU of each MIG slice."""
+    rows = spans.filter(spans["x_ParentId"].is_valid())
+    return {r["x_DeviceId"]: r["x_ParentId"] for r in sums(rows, ("x_DeviceId", "x_ParentId"), {}).to_pylist()}
+
+
 def _unit_costs(facts: Mapping[tuple[Any, ...], dict[str, Any]], row: Mapping[str, Any]) -> dict[str, float | None]:
     job = facts.get((row["x_JobId"], row["x_Attempt"]))
-    money = row["EffectiveCost"] if row["EffectiveCost"] is not None else row["x_EstimatedCost"]
+    money = _own_cost(row)
     if job is None or money is None:
         return {}
     tokens = job["tokens_in"] + job["tokens_out"]

@@ -2,7 +2,8 @@
 
 The last statement (by instant, then rank, the whole job after its ranks, then statement) gives the descriptive facts; a
 nullable fact that it lacks keeps the last value that was stated. Units are the maximum over ranks, since ranks step
-together; samples, tokens and requests are sums, since one rank of a replica writes them. Knows no device time.
+together; samples, tokens and requests are sums, since one rank of a replica writes them; so are wall time and `rank_units`,
+whose ratio is the mean time of a unit. Knows no device time.
 Source: infra/rules/telemetry.md 1 and 2.
 """
 
@@ -25,7 +26,7 @@ from tasks.core.arrays import grouped, merge_rows
 KEPT = tuple(n for n in JOB_RUNS.names if n in JOBS.names and n not in ("job_id", "attempt"))
 """Facts that a run takes from its statements."""
 RANK = ("job_id", "attempt", "rank")
-SUMMED = ("samples", "tokens_in", "tokens_out", "requests")
+SUMMED = ("samples", "tokens_in", "tokens_out", "requests", "wall_ns")
 
 
 def statements(rows: pa.Table) -> pa.Table:
@@ -58,6 +59,7 @@ def finish(heard: pa.Table, steps: pa.Table, seen: pa.Table) -> pa.Table:
         run = _run(runs, row["job_id"], row["attempt"])
         _see(run, row["rank"], row["first_ns"], -row["last_ns"])
         run["units"] = max(run["units"], row["units"])
+        run["rank_units"] += row["units"]
         for name in SUMMED:
             run[name] += row[name]
     for row in _processes(seen):
@@ -74,7 +76,7 @@ def _said(row: dict[str, Any]) -> str:
 
 
 def _run(runs: dict[tuple[str, int], dict[str, Any]], job: str, attempt: int) -> dict[str, Any]:
-    return runs.setdefault((job, attempt), {"ranks": set(), "units": 0} | dict.fromkeys(SUMMED, 0))
+    return runs.setdefault((job, attempt), {"ranks": set(), "units": 0, "rank_units": 0} | dict.fromkeys(SUMMED, 0))
 
 
 def _see(run: dict[str, Any], rank: int | None, first: int, last: int) -> None:

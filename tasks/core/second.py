@@ -25,7 +25,7 @@ LAYER = (
 )
 POOL = (*(name for name in LAYERS.key if name not in dict(LAYER)), "x_Revision", "x_Cause")
 """What shares its work money over layers on its own; revision and cause are those of the day."""
-AMOUNTS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
+AMOUNTS = ("BilledCost", "EffectiveCost", "x_EstimatedCost", "x_PromotionalCost")
 _JOB_HOUR = ("hour_utc", "job_id", "attempt")
 _EVIDENCE = {"measured": 0, "interpolated": 1, "assumed": 2}
 

@@ -17,14 +17,19 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seedance.schema import MONEY
 from tasks.core import money
 from tasks.core.focus_values import map_distinct
 from tasks.core.units import DAY_NS, HOUR_NS, MOST_TIME_NS, time_unit_ns
 
 SPREAD_CLASSES = ("machine", "dependant")
 """Classes whose usage-based charges are spread over days even when they are longer than one."""
-LEDGERS = (("BilledCost", "x_DayBilledCost"), ("EffectiveCost", "x_DayEffectiveCost"), ("ListCost", "x_DayListCost"))
+LEDGERS = (
+    ("BilledCost", "x_DayBilledCost"),
+    ("EffectiveCost", "x_DayEffectiveCost"),
+    ("ListCost", "x_DayListCost"),
+    ("x_PromotionalCost", "x_DayPromotionalCost"),
+)
+"""Amounts of a charge, and their parts on a day."""
 TOTALS = ("BillingPeriodStart", "BillingAccountId", "SubAccountId", "InvoiceId", "BillingCurrency")
 """What Law 1 (c) adds up by, beside the delivery."""
 
@@ -146,7 +151,7 @@ def split_days(charges: pa.Table) -> pa.Table:
         charges: stored charges with x_Class.
 
     Returns:
-        The same columns, and x_UsageDate, x_IsHomeDay, x_DayBilledCost, x_DayEffectiveCost, x_DayListCost.
+        The same columns, and x_UsageDate, x_IsHomeDay and the day's parts of LEDGERS.
 
     Source: infra/rules/ledger.md 4.3 and 4.4.
     """
@@ -243,6 +248,17 @@ def clamp(marks: Mapping[str, int], day: str) -> dict[str, int]:
     return {key: min(max(marks[key], start), start + DAY_NS) for key in sorted(marks)}
 
 
+def period_ends(charges: pa.Table) -> dict[str, int]:
+    """End of each billing period, ns UTC; of rows that differ the latest."""
+    starts = charges["BillingPeriodStart"].cast(pa.int64())
+    table = pa.table({"start": starts, "end": charges["BillingPeriodEnd"].cast(pa.int64())})
+    ends = table.group_by("start").aggregate([("end", "max")]).sort_by("start")
+    return {
+        instant_text(start): end
+        for start, end in zip(*(ends[n].to_pylist() for n in ("start", "end_max")), strict=True)
+    }
+
+
 def totals(charges: pa.Table) -> list[dict[str, Any]]:
     """Rows and Σ stored of both ledgers by TOTALS, as sorted plain values; money as decimal text.
 
@@ -271,15 +287,18 @@ def bridge(charges: pa.Table, parts: pa.Table) -> list[dict[str, Any]]:
         charges: stored charges, one row a charge.
         parts: the same charges split over usage days, as `split_days` gives them.
 
+    A fee from which what was used is taken off already (class commitment_unused) is no purchase: it is all unused.
+
     Source: infra/rules/ledger.md 2 and 5; billed - commitment purchases + used + unused = effective.
     """
     commitment = pc.or_(charges["CommitmentDiscountId"].is_valid(), charges["CapacityReservationId"].is_valid())
-    purchase = pc.and_(pc.equal(charges["ChargeCategory"], "Purchase"), commitment)
+    rest = pc.equal(charges["x_Class"], "commitment_unused")
+    purchase = pc.and_(pc.equal(charges["ChargeCategory"], "Purchase"), pc.and_not(commitment, rest))
     chosen = {
         "stored": None,
         "purchases": purchase,
         "used": pc.equal(charges["CommitmentDiscountStatus"], "Used"),
-        "unused": pc.equal(charges["CommitmentDiscountStatus"], "Unused"),
+        "unused": pc.or_(pc.fill_null(pc.equal(charges["CommitmentDiscountStatus"], "Unused"), False), rest),
     }
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for name, mask in chosen.items():
@@ -364,47 +383,49 @@ def sum_money(values: pa.ChunkedArray) -> Decimal:
 
 TIMES = (("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit"))
 """Where a row states time, first that is in a unit of time."""
+MOST_HOURS = MOST_TIME_NS / HOUR_NS * (1 + 1e-9)
+"""MOST_TIME_NS with room for the error of doubles."""
 
 
-def too_long(rows: pa.Table, machines: pa.Array) -> tuple[str, int] | None:
+def too_long(rows: pa.Table) -> tuple[str, int] | None:
     """Column and row of the first time quantity of a machine beyond MOST_TIME_NS, or None.
 
     Rows that name no machine may sum up a whole account: nothing is multiplied by their time.
 
     Args:
-        rows: stored charges.
-        machines: machine that each row names, or null.
+        rows: stored charges with x_MachineId and x_UnitsPerMachine.
     """
     for amount, unit in TIMES:
-        limit = map_distinct(_array(rows[unit]), _most, MONEY)
-        wrong = pc.and_(pc.greater(pc.abs(_array(rows[amount])), limit), machines.is_valid())
+        wrong = pc.and_(pc.greater(_hours(rows, amount, unit), MOST_HOURS), rows["x_MachineId"].is_valid())
         if pc.any(wrong).as_py():
             return amount, int(pc.index(wrong, pa.scalar(True)).as_py())
     return None
 
 
-def _most(unit: str) -> Decimal | None:
-    per = time_unit_ns(unit)
-    return None if per is None else Decimal(MOST_TIME_NS // per)
-
-
-def too_long_together(rows: pa.Table, machines: pa.Array) -> tuple[str, str] | None:
+def too_long_together(rows: pa.Table) -> tuple[str, str] | None:
     """Machine and day of the first sum of time quantities beyond MOST_TIME_NS, or None.
 
     Args:
         rows: all stored charges of a delivery, none of them `too_long`.
-        machines: machine that each row names, or null.
     """
-    hours = []
-    for amount, unit in TIMES:
-        per = map_distinct(_array(rows[unit]), lambda u: (time_unit_ns(u) or 0) / HOUR_NS or None, pa.float64())
-        hours.append(pc.multiply(pc.abs(_array(rows[amount])).cast(pa.float64()), per))  # a bound: doubles do
+    hours = pc.coalesce(*(_hours(rows, amount, unit) for amount, unit in TIMES))
     day = pc.strftime(rows["ChargePeriodStart"].cast(pa.timestamp("s", "UTC")), format="%Y-%m-%d")
-    table = pa.table({"machine": machines, "meter": rows["SkuMeter"], "day": day, "hours": pc.coalesce(*hours)})
-    sums = table.filter(machines.is_valid()).group_by(["machine", "meter", "day"]).aggregate([("hours", "sum")])
-    sums = sums.filter(pc.greater(sums["hours_sum"], MOST_TIME_NS // HOUR_NS))
+    table = pa.table({"machine": rows["x_MachineId"], "meter": rows["SkuMeter"], "day": day, "hours": hours})
+    sums = table.filter(table["machine"].is_valid()).group_by(["machine", "meter", "day"]).aggregate([("hours", "sum")])
+    sums = sums.filter(pc.greater(sums["hours_sum"], MOST_HOURS))
     found = sorted(zip(sums["machine"].to_pylist(), sums["day"].to_pylist(), strict=True))
     return found[0] if found else None
+
+
+def _hours(rows: pa.Table, amount: str, unit: str) -> pa.ChunkedArray:
+    """Hours of one machine in a quantity, as doubles: a bound does not need more; null where the unit is no time."""
+    per = _array(rows["x_UnitsPerMachine"])
+    plain = map_distinct(_array(rows[unit]), lambda u: (time_unit_ns(u) or 0) / HOUR_NS or None, pa.float64())
+    metered = map_distinct(
+        _array(rows[unit]), lambda u: (time_unit_ns(u, metered=True) or 0) / HOUR_NS or None, pa.float64()
+    )
+    each = pc.if_else(per.is_valid(), pc.divide(metered, per.cast(pa.float64())), plain)
+    return pa.chunked_array([pc.multiply(pc.abs(_array(rows[amount])).cast(pa.float64()), each)])
 
 
 def _array(values: pa.ChunkedArray) -> pa.Array:

@@ -1,7 +1,7 @@
 """Units of time in bills: the text of a unit in, nanoseconds out. Knows no table, no money, no clock.
 
 Only plain units of time count. "vCPU-Hours", "GB-Months" or "LCU-Hours" measure something else times time, and the
-length of a month varies.
+length of a month varies. Where it is known how many units of a meter one machine has, "vCPU-Hours" are time as well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,31 @@ TIME_UNITS: Mapping[str, int] = MappingProxyType(
 )
 """Spellings seen in FOCUS exports, in lower case."""
 
+METER_UNITS: Mapping[str, int] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (f"{what}{plural}" for what in ("gibibyte hour", "gib-hour", "gib hour") for plural in ("", "s")), HOUR_NS
+        ),
+        **dict.fromkeys((f"{what}-hour{plural}" for what in ("vcpu", "core", "gpu") for plural in ("", "s")), HOUR_NS),
+        "giby.h": HOUR_NS,
+    }
+)
+"""Hours of a part of a machine, in lower case: time where the row says how many such parts one machine has."""
 
-def time_unit_ns(unit: str | None) -> int | None:
-    """Nanoseconds of one unit of time, caseless; None when the unit is missing or no plain unit of time.
 
-    Source: FOCUS ConsumedUnit and PricingUnit; spellings of AWS, Azure and Google exports.
+def time_unit_ns(unit: str | None, *, metered: bool = False) -> int | None:
+    """Nanoseconds of one unit of time, caseless; None when the unit is missing or no unit of time.
+
+    Args:
+        unit: text of the bill.
+        metered: the row's x_UnitsPerMachine is known, so that hours of cores, GPUs or GiB count as hours too.
+
+    Source: FOCUS ConsumedUnit and PricingUnit; spellings of AWS, Azure and Google exports; infra/rules/ledger.md 4.6.
     """
-    return None if unit is None else TIME_UNITS.get(unit.strip().lower())
+    if unit is None:
+        return None
+    name = unit.strip().lower()
+    return TIME_UNITS.get(name) or (METER_UNITS.get(name) if metered else None)
 
 
 def quantity_ns(quantity: Decimal, unit_ns: int) -> int:

@@ -50,7 +50,7 @@ from tasks.core.arrays import (
     plain,
     sums,
 )
-from tasks.core.claims import TOTALS
+from tasks.core.claims import HOUR_NS, TOTALS
 from tasks.core.devices import BUSY, CHECKPOINT, COMMUNICATION, HELD, INPUT_STALL, WORK, Hours, device_rows
 from tasks.core.layers import OpRows, layer_rows, put, reduce_strata, sum_ops
 from tasks.core.observe import DEVICE_KEY, HOLDER_KEY
@@ -120,8 +120,9 @@ def merge(parts: Sequence[Mapping[str, pa.Table]]) -> dict[str, pa.Table]:
 def detail_wanted(merged: Mapping[str, pa.Table]) -> pa.Table:
     """Device, job, attempt and rank by hour whose rows of DETAIL `finish` needs; keys of OPS up to the rank."""
     steps = merged[STEPS.name]
-    claims, _ = _all_claims(merged)
-    shared = _shared(claims)
+    replaced = _replaced(merged)
+    claims, _ = _all_claims(merged, replaced)
+    shared = _shared(claims, steps, replaced)
     chosen = pc.or_(pc.is_in(_text_key(steps), value_set=_text_key(shared)), pa.array(unsampled(steps)))
     return grouped(steps.filter(chosen), HOLDER_KEY)
 
@@ -146,8 +147,9 @@ def finish(merged: Mapping[str, pa.Table], day: str) -> dict[str, pa.Table]:
     day_ns = int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) * 1_000_000_000
     devices = places.resolve(merged[DEVICES.name], merged[EDGES.name])
     steps, ops = merged[STEPS.name], merged[OPS.name]
-    claims, lengths = _all_claims(merged)
-    shared = _shared(claims)
+    replaced = _replaced(merged)
+    claims, lengths = _all_claims(merged, replaced)
+    shared = _shared(claims, steps, replaced)
     is_shared = np.asarray(pc.is_in(_text_key(steps), value_set=_text_key(shared)).to_numpy(zero_copy_only=False), bool)
     filled = fill(steps, merged[LAYERS.name], ops, devices, is_shared)
     hours, changes = _hours(
@@ -206,10 +208,15 @@ def _op_sums(shards: Sequence[tuple[Footer, OpRows]], repeats: dict[str, list[in
 
 
 def _name_devices(rows: pa.Table) -> pa.Table:
-    """Device rows with `device_uuid`: the slice, else the GPU. A GPU with slices in the hour is no device itself."""
+    """Device rows with `device_uuid`, the slice, else the GPU, and `parent_uuid`, the GPU of a slice.
+
+    A GPU with slices in the hour is no device itself.
+    """
     whole = pc.is_null(rows.column("mig_uuid"))
     sliced = pc.unique(rows.column("gpu_uuid").filter(pc.invert(whole)))
     rows = rows.append_column("device_uuid", pc.coalesce(rows.column("mig_uuid"), rows.column("gpu_uuid")))
+    parent = pc.if_else(whole, pa.scalar(None, pa.string()), rows.column("gpu_uuid"))
+    rows = rows.append_column("parent_uuid", parent)
     return (
         rows.filter(pc.invert(pc.and_(whole, pc.is_in(rows.column("gpu_uuid"), value_set=sliced))))
         if len(sliced)
@@ -217,22 +224,55 @@ def _name_devices(rows: pa.Table) -> pa.Table:
     )
 
 
-def _all_claims(merged: Mapping[str, pa.Table]) -> tuple[pa.Table, pa.Table]:
-    """Claims of whole hours, and lengths of unions as DEVICE_KEY with their sums."""
+def replaced_ns(merged: Mapping[str, pa.Table]) -> int:
+    """Wall time of units on whole GPUs in hours in which slices of them were read: it counts nowhere, as the slices have it."""
+    steps = merged[STEPS.name]
+    wall = steps.column("wall_ns").filter(_is_replaced(steps, _replaced(merged)))
+    return int(pc.sum(wall).as_py() or 0)
+
+
+def _replaced(merged: Mapping[str, pa.Table]) -> pa.Array:
+    """GPUs that are no device in an hour, as its slices are: hour and device as one text."""
+    devices = merged[DEVICES.name]
+    if devices.column("parent_uuid").null_count == devices.num_rows:
+        return pa.array([], pa.string())
+    rows = places.resolve(devices, merged[EDGES.name])
+    hour = rows.column("hour_utc").cast(pa.int64()).cast(pa.string())
+    return pc.unique(pc.binary_join_element_wise(hour, rows.column("parent_uuid"), "\x1f").drop_null())
+
+
+def _is_replaced(table: pa.Table, replaced: pa.Array) -> pa.ChunkedArray:
+    hour = table.column("hour_utc").cast(pa.int64()).cast(pa.string())
+    return pc.is_in(pc.binary_join_element_wise(hour, table.column("device_uuid"), "\x1f"), value_set=replaced)
+
+
+def _all_claims(merged: Mapping[str, pa.Table], replaced: pa.Array) -> tuple[pa.Table, pa.Table]:
+    """Claims of whole hours, and lengths of unions as DEVICE_KEY with their sums; none of GPUs that slices replace."""
     devices = merged[DEVICES.name]
     tail_claims, tail_lengths = observe.claim_tails(merged[EDGES.name], devices, merged[STEPS.name])
     claims = merge_rows(pa.concat_tables([plain(merged[CLAIMS.name]), plain(tail_claims)]), CLAIMS)
     lengths = pa.concat_tables([plain(devices.select([*DEVICE_KEY, *TOTALS])), plain(tail_lengths)])
+    if len(replaced):
+        claims, lengths = (t.filter(pc.invert(_is_replaced(t, replaced))) for t in (claims, lengths))
     return claims, grouped(lengths, DEVICE_KEY, dict.fromkeys(TOTALS, "sum"))
 
 
-def _shared(claims: pa.Table) -> pa.Table:
-    """Holders whose step windows were not theirs alone: HOLDER_KEY, full_ns and the ns that were theirs."""
+def _shared(claims: pa.Table, steps: pa.Table, replaced: pa.Array) -> pa.Table:
+    """Holders whose step windows were not theirs alone: HOLDER_KEY, full_ns and the ns that were theirs.
+
+    Of a GPU that slices replace nothing is anybody's, so that its units count, and their time does not.
+    """
     step = claims.filter(pc.equal(claims.column("kind"), "step"))
     own = pc.add(pc.add(step.column("known_ns"), step.column("blind_ns")), step.column("dark_ns"))
     step = plain(step.select([*HOLDER_KEY, "full_ns"])).append_column("own_ns", own)
     made = grouped(step, HOLDER_KEY, {"full_ns": "sum", "own_ns": "sum"})
-    return made.filter(pc.less(made.column("own_ns"), made.column("full_ns")))
+    made = made.filter(pc.less(made.column("own_ns"), made.column("full_ns")))
+    if not len(replaced):
+        return made
+    gone = grouped(steps.filter(_is_replaced(steps, replaced)), HOLDER_KEY)
+    for name, ns in (("full_ns", HOUR_NS), ("own_ns", 0)):
+        gone = gone.append_column(name, pa.repeat(pa.scalar(ns, pa.int64()), gone.num_rows))
+    return pa.concat_tables([made, gone.cast(made.schema)])
 
 
 def _text_key(table: pa.Table) -> pa.ChunkedArray:

@@ -20,13 +20,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seedance.canonical import canonical
+from seedance.catalogue import GpuInstance
 from seedance.errors import Exists, StoreError
 from seedance.store import Store
 from tasks.core import focus, snapshots, ties
 from tasks.core.focus_values import EXACT, Place
 from tasks.core.snapshots import Listed
 from tasks.core.units import HOUR_NS, MOST_TIME_NS
-from tasks.io.bills import read_tables, shown, suffix
+from tasks.io.bill_rows import read_tables, suffix
+from tasks.io.layouts import Candidate, shown
 
 RAW = "raw/bills"
 RECORD = "delivery.json"
@@ -36,7 +38,7 @@ FACTS = frozenset({"source", "delivery", "delivered_at", "period", "periods", "f
 
 
 class Parsed(NamedTuple):
-    """Stored charges of a delivery, one row a charge, and the facts of each file."""
+    """Stored charges of a delivery, one row a charge and tied, and the facts of each file."""
 
     charges: pa.Table
     files: list[dict[str, Any]]
@@ -119,13 +121,23 @@ def newest_listing(store: Store, source: str) -> tuple[int, list[Listed]]:
     folder = f"{RAW}/{source}/{PRESENT}"
     stems = [entry.path.rpartition("/")[2].removesuffix(".json") for entry in store.list(folder)]
     n = max((int(stem) for stem in stems if stem.isascii() and stem.isdigit()), default=0)
-    if not n:
-        return 0, []
-    path = f"{folder}/{n}.json"
+    return (n, read_listing(store, source, n)) if n else (0, [])
+
+
+def read_listing(store: Store, source: str, n: int) -> list[Listed]:
+    """Content of a listing of a source; of one that was deleted nothing.
+
+    Raises:
+        StoreError: it is damaged; carries url, path.
+    """
+    path = f"{RAW}/{source}/{PRESENT}/{n}.json"
+    raw = store.get(path)
+    if raw is None:
+        return []
     then = "Delete it, and run again: the source is listed anew."
-    body = _json(store, path, store.read(path), then)
+    body = _json(store, path, raw, then)
     try:
-        return n, [_listed(one) for one in body["deliveries"]]
+        return [_listed(one) for one in body["deliveries"]]
     except (KeyError, TypeError) as error:
         raise _damaged(store, path, f"{type(error).__name__}: {error}", then) from error
 
@@ -169,13 +181,21 @@ def _damaged(store: Store, path: str, found: str, then: str) -> StoreError:
 # --- from bytes to stored charges ------------------------------------------------------------------------------------
 
 
-def parse(source: str, period: str | None, contents: Sequence[tuple[Mapping[str, Any], bytes]]) -> Parsed:
-    """Stored charges of all files of a delivery, with occurrence numbers over the whole of it.
+def parse(
+    source: str,
+    period: str | None,
+    contents: Sequence[tuple[Mapping[str, Any], bytes]],
+    rules: Sequence[ties.Rule],
+    instances: Sequence[GpuInstance],
+) -> Parsed:
+    """Stored charges of all files of a delivery, tied, with occurrence numbers over the whole of it.
 
     Args:
         source: name of the bill source.
         period: billing period that all rows must be of, YYYY-MM; None for any.
         contents: facts and bytes of each file.
+        rules: tie rules in order.
+        instances: instance types with GPUs.
 
     Raises:
         DeliveryError: something in it cannot be used; carries source, file, row, column, expected, found.
@@ -187,7 +207,10 @@ def parse(source: str, period: str | None, contents: Sequence[tuple[Mapping[str,
         if not batches:  # a provider may cut a small export into more files than it has rows
             facts.append({"name": file["name"], "rows": 0, "currencies": {}})
             continue
-        rows = pa.concat_tables([b.rows for b in batches])
+        rows = pa.concat_tables([b.rows for b in batches]).combine_chunks()
+        tied = ties.tie(rows, rules, instances)
+        for name in tied.column_names:
+            rows = rows.append_column(name, tied[name])
         _check_scope(rows, period, place)
         _check_time(rows, place)
         tables.append(rows)
@@ -224,12 +247,30 @@ def _check_scope(rows: pa.Table, period: str | None, place: Place) -> None:
         )
 
 
+def check_promises(source: str, candidate: Candidate, charges: pa.Table) -> None:
+    """Hold a delivery to what its layout says of it: the number of its rows, and that billing periods are whole in it.
+
+    Raises:
+        DeliveryError: it has more or fewer rows, or begins after a billing period of its rows did.
+    """
+    place = Place(source, candidate.name)
+    if candidate.rows is not None and candidate.rows != len(charges):
+        expected, found = f"{candidate.rows:,} rows, as its manifest says", f"{len(charges):,}"
+        raise place.refuse(None, expected, found, "Run the export again.")
+    if candidate.begins is not None:
+        began = pc.min(charges["BillingPeriodStart"]).cast(pa.timestamp("s", "UTC")).as_py().date()
+        if began < candidate.begins:
+            expected = f"billing periods from {candidate.begins} on, the first day that it covers"
+            then = "Each run replaces the one before: export the whole billing period."
+            raise place.refuse("BillingPeriodStart", expected, f"one that began on {began}", then)
+
+
 TIME_ADVICE = "Check the unit, and export machines by the hour or the day."
 
 
 def _check_time(rows: pa.Table, place: Place) -> None:
     """Time of a machine is multiplied by its devices; beyond the bound that would not fit 64 bits."""
-    found = snapshots.too_long(rows, ties.machine_ids(rows))
+    found = snapshots.too_long(rows)
     if found is not None:
         column, row = found
         unit = rows[column.replace("Quantity", "Unit")][row].as_py()
@@ -242,7 +283,7 @@ def _check_sums(charges: pa.Table, place: Place) -> None:
     for column in focus.AMOUNTS:
         if snapshots.overflows(charges[column]):
             raise place.refuse(column, "sums of at most 38 digits", "larger amounts", "Check the export's unit.")
-    found = snapshots.too_long_together(charges, ties.machine_ids(charges))
+    found = snapshots.too_long_together(charges)
     if found is not None:
         machine, day = found
         expected = f"at most {MOST_TIME_NS // HOUR_NS:,} hours of one machine, meter and day"

@@ -15,6 +15,7 @@ from datetime import date
 from typing import Any
 
 from seedance.canonical import canonical
+from seedance.errors import SchemaError
 from seedance.shard import ShardName
 from seedance.store import Entry
 from tasks.errors import LayoutError
@@ -102,7 +103,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Commit:
-    """Revision `n` of a day, from 1. body: {parent, key, data_key, handles, bills, prices, alpha, cause, facts}."""
+    """Revision `n` of a day, from 1. body: {parent, key, data_key, handles, bills, prices, alphas, cause, facts}."""
 
     day: str
     n: int
@@ -112,6 +113,11 @@ class Commit:
     def key(self) -> str:
         """Key of the run that made it."""
         return str(self.body["key"])
+
+    @property
+    def sha256(self) -> str:
+        """Digest of its text."""
+        return hashlib.sha256(canonical(self.body)).hexdigest()
 
     @property
     def handles(self) -> dict[str, Handle]:
@@ -230,15 +236,32 @@ def read_step(raw: bytes, path: str) -> Step | None:
     return None
 
 
+def record_text(commit: Commit, etags: Mapping[str, str], parts: Mapping[str, str]) -> bytes:
+    """What `report/_days` says about a day.
+
+    Args:
+        commit: the head that the day's files are from.
+        etags: tags of the files by path, as the store gives them.
+        parts: digests of their bytes by path.
+    """
+    record = {"commit": commit.n, "sha256": commit.sha256, "etags": etags, "parts": parts}
+    return canonical({**record, "check": _check_of(record)})
+
+
+def _check_of(record: Mapping[str, Any]) -> str:
+    return hashlib.sha256(canonical({name: value for name, value in record.items() if name != "check"})).hexdigest()
+
+
 def read_record(raw: bytes | None, path: str) -> dict[str, Any]:
     """What `report/_days` says about a day; empty, with a warning, when it cannot be read: it is written again."""
     if raw is None:
         return {}
     try:
         record = json.loads(raw)
-        if isinstance(record, dict) and all(isinstance(record.get(n, {}), dict) for n in ("etags", "parts")):
-            return record
-    except BROKEN:
+        whole = record.get("check") in (None, _check_of(record))  # None: written before records had one
+        if whole and all(isinstance(record.get(n, {}), dict) for n in ("etags", "parts")):
+            return dict(record)
+    except (*BROKEN, SchemaError):
         pass
     log.warning("%s is not a record of a day (%d bytes, cut or edited): it is written again", path, len(raw))
     return {}

@@ -41,6 +41,7 @@ from tasks.io.handles import (
     read_commit,
     read_record,
     read_step,
+    record_text,
     step_difference,
 )
 
@@ -233,7 +234,7 @@ class Lake:
 
         Args:
             day: UTC usage day, YYYY-MM-DD.
-            body: {parent, key, data_key, handles, bills, prices, alpha, cause, facts}, canonical JSON without floats
+            body: {parent, key, data_key, handles, bills, prices, alphas, cause, facts}, canonical JSON without floats
                 and times; handles may be `Handle`s. `parent` is the head's number when the caller read its inputs, 0
                 when there was none; left out, the head of now.
 
@@ -434,7 +435,7 @@ class Lake:
                 etags[path] = self.store.replace(path, self.read_part(part))
                 replaced.append(path)
             parts[path] = part.sha256
-        data = canonical({"commit": commit.n, "etags": etags, "parts": parts})
+        data = record_text(commit, etags, parts)
         if self.store.get(_record_path(commit.day)) != data:
             self.store.replace(_record_path(commit.day), data)
         return replaced

@@ -1,6 +1,6 @@
 """A fleet that tells the truth: seeded telemetry, the bill that fits it, and the true address of every cent.
 
-    spec = full_spec(seed=7)                 # or tiny_spec, bundled_spec, FleetSpec(gap=True, …)
+    spec = full_spec(seed=7, cloud="gcp")    # or tiny_spec, whole_spec, bundled_spec, FleetSpec(gap=True, …)
     fleet = build(spec)
     written = write_fleet(fleet, folder)     # shards, FOCUS export, second drop and delivery
     truth = true_ledger(fleet)               # addresses and layers, in integers of 1e-12
@@ -10,9 +10,18 @@ what was recorded.
 """
 
 from tests.fleet.bill import Charge, charge_label, charges, deliveries
-from tests.fleet.model import Fleet, FleetSpec, bundled_spec, full_spec, random_spec, tiny_spec, with_switches
+from tests.fleet.model import Fleet, FleetSpec
 from tests.fleet.observed import Layer, Place
 from tests.fleet.roster import build
+from tests.fleet.specs import (
+    bundled_spec,
+    bundled_specs,
+    full_spec,
+    random_spec,
+    tiny_spec,
+    whole_spec,
+    with_switches,
+)
 from tests.fleet.timeline import Timeline, observe
 from tests.fleet.truth import Address, LayerMoney, Truth, true_ledger, usage_days
 from tests.fleet.write import Written, telemetry_files, truth_summary, write_fleet
@@ -30,6 +39,7 @@ __all__ = [
     "Written",
     "build",
     "bundled_spec",
+    "bundled_specs",
     "charge_label",
     "charges",
     "deliveries",
@@ -41,6 +51,7 @@ __all__ = [
     "true_ledger",
     "truth_summary",
     "usage_days",
+    "whole_spec",
     "with_switches",
     "write_fleet",
 ]

@@ -1,4 +1,7 @@
-"""`python -m tests.fleet --out DIR --seed N --day YYYY-MM-DD [--switches gap,spot,disk=daily,…]`: writes a fleet."""
+"""`python -m tests.fleet --out DIR --seed N --day YYYY-MM-DD [--switches cloud=gcp,gap,disk=daily,…]`: writes a fleet.
+
+The bundled shape is a fleet on each cloud, side by side.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 from tests.fleet import (
     FleetSpec,
     build,
-    bundled_spec,
+    bundled_specs,
     full_spec,
     observe,
     random_spec,
@@ -20,11 +23,11 @@ from tests.fleet import (
     write_fleet,
 )
 
-SHAPES: dict[str, Callable[[], FleetSpec]] = {
-    "plain": FleetSpec,
-    "tiny": tiny_spec,
-    "full": full_spec,
-    "bundled": bundled_spec,
+SHAPES: dict[str, Callable[[], list[FleetSpec]]] = {
+    "plain": lambda: [FleetSpec()],
+    "tiny": lambda: [tiny_spec()],
+    "full": lambda: [full_spec()],
+    "bundled": bundled_specs,
 }
 
 
@@ -54,14 +57,17 @@ def main(words: list[str] | None = None) -> None:
     parser.add_argument("--day", help="UTC day, YYYY-MM-DD")
     parser.add_argument("--switches", default="", help="name or name=value, between commas")
     options = parser.parse_args(words)
-    spec = random_spec(options.seed or 0) if options.shape == "random" else SHAPES[options.shape]()
+    specs = [random_spec(options.seed or 0)] if options.shape == "random" else SHAPES[options.shape]()
     given = {name: value for name, value in (("seed", options.seed), ("day", options.day)) if value is not None}
-    fleet = build(with_switches(spec, **given, **parse_switches(options.switches)))
-    timeline = observe(fleet)
-    written = write_fleet(fleet, options.out, timeline=timeline)
-    (options.out / "truth.json").write_text(truth_summary(fleet, timeline=timeline), encoding="utf-8")
-    shards = len(written.telemetry) + len(written.late)
-    print(f"{shards} shards and {len(written.bill) + len(written.restated)} bill files in {options.out}")
+    fleets = [build(with_switches(spec, **given, **parse_switches(options.switches))) for spec in specs]
+    told = [(fleet, observe(fleet)) for fleet in fleets]
+    shards = bills = 0
+    for fleet, timeline in told:
+        written = write_fleet(fleet, options.out, timeline=timeline)
+        shards += len(written.telemetry) + len(written.late)
+        bills += len(written.bill) + len(written.restated)
+    (options.out / "truth.json").write_text(truth_summary(*told), encoding="utf-8")
+    print(f"{shards} shards and {bills} bill files in {options.out}")
 
 
 if __name__ == "__main__":

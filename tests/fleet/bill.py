@@ -1,34 +1,66 @@
 """The bill of a fleet: every row of a delivery, with what each row truly is beside it.
 
-Instance hours come from `instances`; here are the volumes, the overheads, and what a second delivery changes. Knows no
-telemetry and no file format.
+What the clouds bill is in `bill_aws`, `bill_azure` and `bill_gcp`; here is what can happen to any bill: rows that stand in
+another invoice month, rows that are not there yet, a second delivery. Knows no telemetry and no file format.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
+from typing import Any, Protocol
 
-from tests.fleet.charge import EC2, TEN_DIGITS, Charge, charge_label, instant
-from tests.fleet.instances import InstanceRows
-from tests.fleet.model import DAY, HOUR, HOUR_S, Fleet, Machine, instance_facts
-from tests.fleet.roster import token
+from tests.fleet.bill_aws import AwsBill
+from tests.fleet.bill_azure import AzureBill
+from tests.fleet.bill_gcp import GcpBill
+from tests.fleet.charge import EC2, TEN_DIGITS, ZERO, Charge, charge_label, instant
+from tests.fleet.model import HOUR, Fleet
 
-__all__ = ["EC2", "Charge", "charge_label", "charges", "deliveries", "instant"]
+__all__ = ["EC2", "Charge", "bill_of", "charge_label", "charges", "deliveries", "instant"]
+
+LATER_PART = Decimal("0.4")
+"""Part of a usage row that two_months bills in the following invoice month."""
+SCALED = ("ConsumedQuantity", "PricingQuantity", "CommitmentDiscountQuantity")
+
+
+class Bill(Protocol):
+    """The bill of one cloud."""
+
+    def rows(self) -> list[Charge]:
+        """Every row that the fleet causes, each in its own invoice month."""
+
+    def restate(self, rows: list[Charge]) -> list[Charge]:
+        """Rows of the second delivery."""
+
+    def later(self, row: Charge) -> Charge:
+        """A row in the invoice month after its own."""
+
+
+BILLS: dict[str, Callable[[Fleet], Bill]] = {"aws": AwsBill, "azure": AzureBill, "gcp": GcpBill}
+
+
+def bill_of(fleet: Fleet) -> Bill:
+    """The bill of a fleet's cloud."""
+    return BILLS[fleet.spec.cloud](fleet)
 
 
 def charges(fleet: Fleet, delivery: int = 1) -> list[Charge]:
     """Rows of one delivery of the bill: 1, or 2 where the fleet's bill is restated."""
-    ledger = _Bill(fleet)
-    rows = ledger.rows()
+    bill = bill_of(fleet)
+    rows = bill.rows()
     if fleet.spec.bill_until is not None:
         until = fleet.spec.day_ns + fleet.spec.bill_until * HOUR
         rows = [row for row in rows if row.end_ns <= until]
+    if fleet.spec.two_months:
+        rows = [part for row in rows for part in _over_two_months(bill, fleet, row)]
+    if fleet.spec.neighbour_month:
+        rows = list(_with_a_neighbour(bill, fleet, rows))
     if delivery == 2:
         assert fleet.spec.restated, "the bill of this fleet has one delivery"
-        rows = ledger.restate(rows)
+        rows = bill.restate(rows)
     # An export has no order that means anything.
     random.Random(f"bill/{fleet.spec.seed}").shuffle(rows)
     return rows
@@ -39,256 +71,80 @@ def deliveries(fleet: Fleet) -> list[list[Charge]]:
     return [charges(fleet, number) for number in range(1, 3 if fleet.spec.restated else 2)]
 
 
-class _Bill(InstanceRows):
-    """All rows of a fleet."""
+def _is_use(row: Charge) -> bool:
+    """Whether a row bills machine time."""
+    return row.kind == "machine" and row.billed >= 0 and row.hours is not None and row["ChargeClass"] is None
 
-    def rows(self) -> list[Charge]:
-        """Every row of the month that this fleet causes."""
-        found = [*super().rows(), *self._volumes()]
-        spec = self.spec
-        for wanted, make in (
-            (spec.storage, self._storage),
-            (spec.tax, self._tax),
-            (spec.credit, self._credit),
-            (spec.refund, self._refund),
-            (spec.transfer, self._transfer),
-            (spec.overheads, self._overheads),
-            (spec.straddling, self._straddling),
-            (spec.twins, self._twins),
-        ):
-            if wanted:
-                found += make()
-        return found
 
-    def restate(self, rows: list[Charge]) -> list[Charge]:
-        """A tenth off the on-demand hours of even hours, the credit gone, an adjustment new."""
-        changed = []
-        for row in rows:
-            if (
-                row.kind == "machine"
-                and row["PricingCategory"] == "Standard"
-                and row.billed > 0
-                and row.start_ns // HOUR % 2 == 0
-            ):
-                less = (row.billed * Decimal("0.9")).quantize(TEN_DIGITS)
-                row = replace(row, billed=less, effective=less)
-            if row["ChargeCategory"] != "Credit":
-                changed.append(row)
-        period = self.hour(self.spec.first_hour)
-        changed.append(
-            self.row(
-                "untied",
-                period,
-                "-1.05",
-                ChargeCategory="Adjustment",
-                ChargeFrequency="One-Time",
-                ChargeDescription="Rate correction of the open month",
-            )
-        )
-        return changed
+def _over_two_months(bill: Bill, fleet: Fleet, row: Charge) -> Iterable[Charge]:
+    """The machine time of the training machine: a part of each row in the invoice month after its own."""
+    if not _is_use(row) or row.machine != fleet.machines[0].instance_id:
+        return [row]
+    later = _scaled(row, LATER_PART)
+    return [_without(row, later), bill.later(later)]
 
-    def _volume(self, volume_id: str, gib: int, period: tuple[int, int], cost: Decimal | None = None) -> Charge:
-        quantity = (Decimal(gib) * (period[1] - period[0]) / (self.month[1] - self.month[0])).quantize(TEN_DIGITS)
-        cost = (Decimal("0.08") * quantity).quantize(TEN_DIGITS) if cost is None else cost
-        return self.row(
-            "dependant",
-            period,
-            cost,
-            dependant=volume_id,
-            ResourceId=volume_id,
-            ResourceType="volume",
-            ServiceCategory="Storage",
-            ServiceSubcategory="Block Storage",
-            ConsumedQuantity=quantity,
-            ConsumedUnit="GB-Months",
-            PricingQuantity=quantity,
-            PricingUnit="GB-Months",
-            ListUnitPrice=Decimal("0.08"),
-            ContractedUnitPrice=Decimal("0.08"),
-            SkuId="SKU-gp3",
-            SkuMeter="EBS:VolumeUsage.gp3",
-            x_UsageType="EBS:VolumeUsage.gp3",
-            x_Operation="CreateVolume-Gp3",
-            ChargeDescription="$0.08 per GB-month of General Purpose (gp3) provisioned storage - US East (N. Virginia)",
-        )
 
-    def _volumes(self) -> Iterable[Charge]:
-        hours = range(self.spec.first_hour, self.spec.first_hour + self.spec.hours)
-        whole = self.day, self.day + DAY
-        for volume in self.fleet.volumes:
-            periods = [self.hour(h) for h in hours] if self.spec.disk == "hourly" else [whole] if self.spec.disk else []
-            for period in periods:
-                yield self._volume(volume.volume_id, volume.gib, period)
-        if self.spec.lost_volume:
-            yield self._volume("vol-0" + token(self.spec, "lost", digits=16), 300, whole)
+def _scaled(row: Charge, part: Decimal) -> Charge:
+    """A part of a row: costs, quantities and nested credits, each cut to ten digits."""
 
-    def _storage(self) -> Iterable[Charge]:
-        yield self.row(
-            "storage",
-            (self.day, self.day + DAY),
-            "1.7344086022",
-            ResourceId="example-checkpoints",
-            ResourceType="bucket",
-            ServiceCategory="Storage",
-            ServiceSubcategory="Object Storage",
-            ServiceName="Amazon Simple Storage Service",
-            x_ServiceCode="AmazonS3",
-            x_UsageType="TimedStorage-ByteHrs",
-            x_Operation="StandardStorage",
-            ConsumedUnit="GB-Months",
-            ConsumedQuantity=Decimal("75.408"),
-            PricingQuantity=Decimal("75.408"),
-            PricingUnit="GB-Months",
-            ChargeDescription="$0.023 per GB - first 50 TB / month of storage used",
-        )
+    def cut(value: Decimal) -> Decimal:
+        return (value * part).quantize(TEN_DIGITS)
 
-    def _tax(self) -> Iterable[Charge]:
-        yield self.row(
-            "untied",
-            self.month,
-            "41.27",
-            ChargeCategory="Tax",
-            ChargeFrequency="One-Time",
-            PricingCategory=None,
-            ChargeDescription="Tax for product code AmazonEC2",
-            ServiceSubcategory="Other (Compute)",
-        )
+    columns: dict[str, Any] = {**row.columns}
+    columns.update({name: cut(columns[name]) for name in SCALED if columns.get(name) is not None})
+    if row["x_Credits"]:
+        columns["x_Credits"] = [{**credit, "amount": cut(credit["amount"])} for credit in row["x_Credits"]]
+    return replace(
+        row,
+        billed=cut(row.billed),
+        effective=cut(row.effective),
+        listed=cut(row.listed),
+        columns=columns,
+        hours=_hours(row, columns),
+        texts={},
+    )
 
-    def _credit(self) -> Iterable[Charge]:
-        yield self.row(
-            "untied",
-            self.hour(self.spec.first_hour),
-            "-12.3400000001",
-            ChargeCategory="Credit",
-            ChargeFrequency="One-Time",
-            PricingCategory="Other",
-            ChargeDescription="Promotional credits",
-        )
 
-    def _refund(self) -> Iterable[Charge]:
-        """A negative row that names the training machine, in an hour in which it runs, and one that names nothing."""
-        machine = self.fleet.machines[0]
-        hour = machine.start_s // HOUR_S
-        facts = self.facts(machine, machine.facts.list_price, None)
-        yield self.row(
-            "machine",
-            self.hour(hour),
-            "-0.7100000003",
-            machine=machine.instance_id,
-            instance_type=machine.instance_type,
-            **facts | {"ChargeDescription": "Refund of instance hours"},
-        )
-        yield self.row("untied", self.hour(hour), "-0.33", ChargeDescription="Refund", x_UsageType="Refund")
+def _without(row: Charge, part: Charge) -> Charge:
+    """What a part leaves of a row."""
+    columns: dict[str, Any] = {**row.columns}
+    columns.update({name: columns[name] - part[name] for name in SCALED if columns.get(name) is not None})
+    if row["x_Credits"]:
+        columns["x_Credits"] = [
+            {**whole, "amount": whole["amount"] - taken["amount"]}
+            for whole, taken in zip(row["x_Credits"], part["x_Credits"], strict=True)
+        ]
+    return replace(
+        row,
+        billed=row.billed - part.billed,
+        effective=row.effective - part.effective,
+        listed=row.listed - part.listed,
+        columns=columns,
+        hours=_hours(row, columns),
+        texts={},
+    )
 
-    def _transfer(self) -> Iterable[Charge]:
-        """Bytes out of the training machine, in each hour of its time; and of one that the bill does not know."""
-        for machine in self.fleet.machines:
-            if machine is self.fleet.machines[0] or not machine.is_billed:
-                for hour in range(machine.start_s // HOUR_S, (machine.end_s - 1) // HOUR_S + 1):
-                    yield self._bytes(
-                        machine, hour, "0.0123456789", "$0.09 per GB - first 10 TB / month data transfer out"
-                    )
 
-    def _bytes(self, machine: Machine, hour: int, cost: str, about: str) -> Charge:
-        return self.row(
-            "untied",
-            self.hour(hour),
-            cost,
-            machine=machine.instance_id,
-            ResourceId=machine.instance_id,
-            ResourceType="instance",
-            x_UsageType="DataTransfer-Out-Bytes",
-            x_Operation="RunInstances",
-            ConsumedUnit="GB",
-            ConsumedQuantity=Decimal("0.137"),
-            PricingQuantity=Decimal("0.137"),
-            PricingUnit="GB",
-            ServiceCategory="Networking",
-            ServiceSubcategory="Network Infrastructure",
-            ChargeDescription=about,
-        )
+def _hours(row: Charge, columns: dict[str, Any]) -> Fraction:
+    """Hours that the quantity of a row of machine time means after it changed: the consumed one, if that is time."""
+    assert row.hours is not None
+    for name in ("ConsumedQuantity", "PricingQuantity"):
+        old = row[name]
+        if old is not None and old != ZERO and row.hours == Fraction(old) * _hours_per(row, name):
+            return Fraction(columns[name]) * _hours_per(row, name)
+    raise AssertionError(f"no quantity of {row.label} says its hours")
 
-    def _twins(self) -> Iterable[Charge]:
-        machine = self.fleet.machines[0]
-        for _ in range(2):
-            yield self._bytes(machine, machine.start_s // HOUR_S, "0.02", "$0.02 per GB data transfer between regions")
 
-    def _overheads(self) -> Iterable[Charge]:
-        day, hour = (self.day, self.day + DAY), self.hour(self.spec.first_hour)
-        cpu = "i-0" + token(self.spec, "cpu", digits=16)
-        yield self.row(
-            "support",
-            day,
-            "3.2258064516",
-            ServiceName="AWS Support (Business)",
-            x_ServiceCode="AWSSupportBusiness",
-            ServiceCategory="Other",
-            ServiceSubcategory="Other (Other)",
-            ChargeDescription="AWS Support (Business)",
-            x_UsageType="Dollar",
-        )
-        yield self.row(
-            "shared",
-            day,
-            "1.08",
-            ResourceId=f"arn:aws:ec2:us-east-1:{self.fleet.sub_account}:natgateway/nat-0a1b2c3d4e",
-            x_UsageType="NatGateway-Hours",
-            ConsumedQuantity=Decimal(24),
-            ConsumedUnit="Hours",
-            ChargeDescription="$0.045 per NAT Gateway Hour",
-            ServiceCategory="Networking",
-        )
-        yield self.row(
-            "untied",
-            hour,
-            "0.096",
-            ResourceId=cpu,
-            ResourceType="instance",
-            x_UsageType="BoxUsage:m5.large",
-            ChargeDescription="$0.096 per On Demand Linux m5.large Instance Hour",
-            ConsumedQuantity=Decimal(1),
-            ConsumedUnit="Hours",
-            SkuPriceDetails={"InstanceType": "m5.large"},
-        )
-        yield self.row(
-            "other",
-            hour,
-            "0.0000002083",
-            ServiceName="AWS Lambda",
-            x_ServiceCode="AWSLambda",
-            x_UsageType="Lambda-GB-Second",
-            ResourceId="arn:aws:lambda:us-east-1:444455556666:function:reaper",
-            ChargeDescription="AWS Lambda - Total Compute",
-            ConsumedQuantity=Decimal("0.0125"),
-            ConsumedUnit="Second",
-        )
-        reservation = f"arn:aws:ec2:us-east-1:{self.fleet.sub_account}:capacity-reservation/cr-0f1e2d3c4b5a69788"
-        price = instance_facts("g5.xlarge").list_price
-        yield self.row(
-            "untied",
-            hour,
-            price,
-            ResourceId=reservation,
-            CapacityReservationId=reservation,
-            CapacityReservationStatus="Unused",
-            x_UsageType="UnusedBox:g5.xlarge",
-            ChargeDescription=f"${price} per Unused Reservation Linux g5.xlarge Instance Hour",
-        )
+def _hours_per(row: Charge, name: str) -> Fraction:
+    """Hours in one unit of a quantity; 0 where it is no time."""
+    unit = str(row[name.replace("Quantity", "Unit")]).lower()
+    return {"seconds": Fraction(1, 3600), "byte-seconds": Fraction(0)}.get(unit, Fraction(1))
 
-    def _straddling(self) -> Iterable[Charge]:
-        """A volume's day from 18:00, thirty hours from 20:00, and a week of a service that no rule knows."""
-        volume = self.fleet.volumes[0]
-        evening = self.day + 18 * HOUR
-        yield self._volume(volume.volume_id, volume.gib, (evening, evening + DAY))
-        yield self._volume(
-            volume.volume_id, volume.gib, (evening + 2 * HOUR, evening + 32 * HOUR), Decimal("0.0000000025")
-        )
-        yield self.row(
-            "other",
-            (self.day, self.day + 7 * DAY),
-            "7.0000000007",
-            ServiceName="AWS Glue",
-            x_ServiceCode="AWSGlue",
-            x_UsageType="Catalog-Storage",
-            ChargeDescription="Catalogue storage of a week",
-        )
+
+def _with_a_neighbour(bill: Bill, fleet: Fleet, rows: list[Charge]) -> Iterable[Charge]:
+    """The rows of the last hour or day of one machine's time in the invoice month after their own."""
+    use = [row for row in rows if _is_use(row)]
+    last = max(use, key=lambda row: (row.start_ns, row.label), default=None)
+    for row in rows:
+        moved = last is not None and _is_use(row) and (row.machine, row.start_ns) == (last.machine, last.start_ns)
+        yield bill.later(row) if moved else row

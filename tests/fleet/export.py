@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from schemas.billing import CHARGES, FOCUS
-from tests.fleet.charge import Charge, Desk, instant
+from tests.fleet.charge import Charge, instant
 from tests.fleet.model import DAY, HOUR, Fleet
 from tests.fleet.roster import token
 
@@ -95,11 +96,31 @@ def _fit(value: Any, kind: pa.DataType) -> Any:
     return value
 
 
+def by_period(charges: Sequence[Charge]) -> dict[tuple[datetime, datetime], list[Charge]]:
+    """Rows of each billing period, the earliest first."""
+    found: dict[tuple[datetime, datetime], list[Charge]] = {}
+    for row in charges:
+        found.setdefault((row["BillingPeriodStart"], row["BillingPeriodEnd"]), []).append(row)
+    return dict(sorted(found.items()))
+
+
 def export_files(fleet: Fleet, charges: Sequence[Charge], delivery: int = 1) -> list[tuple[str, bytes]]:
-    """Path below the bucket and bytes of each file of one delivery, the manifest last."""
-    period = fleet.spec.day[:7]
-    execution = token(fleet.spec, "execution", delivery, digits=32)
-    execution = "-".join((execution[:8], execution[8:12], execution[12:16], execution[16:20], execution[20:]))
+    """Path below the bucket and bytes of each file of one delivery; each billing period's manifest after its files."""
+    periods = by_period(charges)
+    return [file for dates, rows in periods.items() for file in _period_files(fleet, rows, dates, delivery)]
+
+
+def guid(*what: object) -> str:
+    """A stable identifier in the form of a GUID."""
+    digits = token(*what, digits=32)  # type: ignore[arg-type]
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+
+
+def _period_files(
+    fleet: Fleet, charges: Sequence[Charge], dates: tuple[datetime, datetime], delivery: int
+) -> list[tuple[str, bytes]]:
+    period = f"{dates[0]:%Y-%m}"
+    execution = guid(fleet.spec, "execution", delivery, *([] if period == fleet.spec.day[:7] else [period]))
     stamp = _zulu(fleet.spec.day_ns + DAY + delivery * 6 * HOUR)
     folder = f"{PREFIX}/{EXPORT}/data/BILLING_PERIOD={period}/{stamp.replace(':', '-')}-{execution}"
     table = table_of(fleet, charges)
@@ -116,7 +137,7 @@ def export_files(fleet: Fleet, charges: Sequence[Charge], delivery: int = 1) -> 
         "columns": [{"name": f.name, "type": _type_name(f.type)} for f in table.schema],
         "dataFiles": [f"s3://{BUCKET}/{path}" for path, _ in files],
         "additionalOutputFiles": [],
-        "period": dict(zip(("start", "end"), (_zulu(ns) for ns in Desk(fleet).month), strict=True)),
+        "period": dict(zip(("start", "end"), (f"{at:%Y-%m-%dT%H:%M:%S}.000Z" for at in dates), strict=True)),
         "timestamp": stamp,
     }
     name = f"{PREFIX}/{EXPORT}/metadata/BILLING_PERIOD={period}/{EXPORT}-Manifest.json"

@@ -7,8 +7,12 @@ from decimal import ROUND_DOWN, Decimal
 from typing import Any
 
 from tests.fleet.charge import TEN_DIGITS, ZERO, Charge, Desk
-from tests.fleet.model import DAY, HOUR, HOUR_S, Fleet, Machine
+from tests.fleet.model import DAY, HOUR, HOUR_S, Machine
 from tests.fleet.roster import token
+
+RESERVED = Decimal("0.8")
+"""Hours of the machine that are reserved in each hour; RESERVED_USE of them is used at most."""
+RESERVED_USE = Decimal("0.6")
 
 
 class InstanceRows(Desk):
@@ -19,13 +23,31 @@ class InstanceRows(Desk):
         """ARN of the savings plan."""
         return f"arn:aws:savingsplans::{self.fleet.account}:savingsplan/{token(self.spec, 'plan', digits=16)}"
 
-    def rows(self) -> list[Charge]:
-        """Rows of all machines that are billed, then those of the plan."""
+    @property
+    def reserved_instances(self) -> str:
+        """ARN of the reserved instances."""
+        number = token(self.spec, "reserved", digits=16)
+        return f"arn:aws:ec2:{self.fleet.region}:{self.fleet.account}:reserved-instances/{number}"
+
+    @property
+    def capacity(self) -> str:
+        """ARN of the capacity reservation."""
+        number = token(self.spec, "capacity", digits=16)
+        return f"arn:aws:ec2:{self.fleet.region}:{self.fleet.sub_account}:capacity-reservation/cr-0{number}"
+
+    @property
+    def reserved_machine(self) -> Machine | None:
+        """The machine whose hours are reserved in part: the serving machine, else the training machine."""
+        fixed = [m for m in self.fleet.machines[:2] if m.pricing != "spot" and m.is_billed and m.account is None]
+        return fixed[-1] if self.spec.reservation else None
+
+    def instance_rows(self) -> list[Charge]:
+        """Rows of all machines that are billed, then those of plan and reservation."""
         found: list[Charge] = []
         for machine in self.fleet.machines:
             if machine.is_billed:
                 found += self._machine(machine)
-        return [*found, *self._plan(found)]
+        return [*found, *self._plan(found), *self._reservation()]
 
     def _machine(self, machine: Machine) -> Iterable[Charge]:
         """Instance hours, one row an hour and price; or one a day where the switch says so and the price is fixed."""
@@ -34,22 +56,100 @@ class InstanceRows(Desk):
             for hour, quantity in hours.items():
                 yield self._spot(machine, hour, quantity)
             return
+        reserved = {h: self._reserved(machine, q) for h, q in hours.items()}
         covered = {
-            h: self._covered(machine, q) if machine.pricing == "savings_plan" else ZERO for h, q in hours.items()
+            h: self._covered(machine, q - reserved[h]) if machine.pricing == "savings_plan" else ZERO
+            for h, q in hours.items()
         }
         daily = self.spec.daily_machine_rows
         groups = [(((self.day, self.day + DAY)), list(hours))] if daily else [(self.hour(h), [h]) for h in hours]
         for period, together in groups:
             plan = sum((covered[h] for h in together), ZERO)
-            rest = sum((hours[h] for h in together), ZERO) - plan
+            owned = sum((reserved[h] for h in together), ZERO)
+            rest = sum((hours[h] for h in together), ZERO) - plan - owned
+            if owned > 0:
+                yield self._reserved_hours(machine, period, owned)
             if plan > 0:
                 yield self._instance_hours(machine, period, plan, is_covered=True)
             if rest > 0:
                 yield self._instance_hours(machine, period, rest, is_covered=False)
 
+    def _reserved(self, machine: Machine, quantity: Decimal) -> Decimal:
+        """Reserved hours that pay for an hour in which a machine runs `quantity` of it."""
+        return min(quantity, RESERVED_USE) if machine is self.reserved_machine else ZERO
+
+    def _reserved_hours(self, machine: Machine, period: tuple[int, int], quantity: Decimal) -> Charge:
+        price = machine.facts.list_price
+        facts = self.facts(machine, price, quantity) | {
+            "CommitmentDiscountCategory": "Usage",
+            "CommitmentDiscountId": self.reserved_instances,
+            "CommitmentDiscountStatus": "Used",
+            "CommitmentDiscountType": "Reserved Instance",
+            "CommitmentDiscountQuantity": quantity,
+            "CommitmentDiscountUnit": "Hours",
+            "PricingCategory": "Committed",
+            "ChargeDescription": f"{machine.instance_type} Reserved Instance applied",
+        }
+        return self.row(
+            "machine",
+            period,
+            ZERO,
+            (reserved_rate(machine) * quantity).quantize(TEN_DIGITS),
+            (price * quantity).quantize(TEN_DIGITS),
+            machine=machine.instance_id,
+            instance_type=machine.instance_type,
+            hours=quantity,
+            **facts,
+        )
+
+    def _reservation(self) -> Iterable[Charge]:
+        """The month's fee of the reserved instances, and in each hour what nobody used of them."""
+        machine = self.reserved_machine
+        if machine is None:
+            return
+        common: dict[str, Any] = {
+            "CommitmentDiscountCategory": "Usage",
+            "CommitmentDiscountId": self.reserved_instances,
+            "CommitmentDiscountType": "Reserved Instance",
+            "ResourceId": self.reserved_instances,
+            "x_UsageType": f"HeavyUsage:{machine.instance_type}",
+        }
+        yield self.row(
+            "untied",
+            self.month,
+            (reserved_rate(machine) * RESERVED * 24 * 31).quantize(TEN_DIGITS),
+            ZERO,
+            ChargeCategory="Purchase",
+            ChargeFrequency="Recurring",
+            ChargeDescription=f"Recurring fee of {machine.instance_type} Reserved Instances",
+            **common,
+        )
+        for hour in range(self.spec.first_hour, self.spec.first_hour + self.spec.hours):
+            used = self._reserved(machine, _hours(machine, hour))
+            yield self.row(
+                "untied",
+                self.hour(hour),
+                ZERO,
+                (reserved_rate(machine) * (RESERVED - used)).quantize(TEN_DIGITS),
+                ZERO,
+                CommitmentDiscountStatus="Unused",
+                CommitmentDiscountQuantity=RESERVED - used,
+                CommitmentDiscountUnit="Hours",
+                PricingCategory="Committed",
+                ChargeDescription="Unused reserved instance hours",
+                **common,
+            )
+
     def _covered(self, machine: Machine, quantity: Decimal) -> Decimal:
         """Hours that the plan pays in an hour in which a machine runs `quantity` of it."""
         return min(quantity, (self.fleet.commitment / plan_rate(machine)).quantize(Decimal("0.000001"), ROUND_DOWN))
+
+    def _capacity(self, machine: Machine, period: tuple[int, int]) -> dict[str, Any]:
+        """The capacity reservation, which the training machine uses in its first hour."""
+        first = self.hour(self.fleet.machines[0].start_s // HOUR_S)
+        if not self.spec.capacity_reservation or machine is not self.fleet.machines[0] or period[0] != first[0]:
+            return {}
+        return {"CapacityReservationId": self.capacity, "CapacityReservationStatus": "Used"}
 
     def _instance_hours(
         self, machine: Machine, period: tuple[int, int], quantity: Decimal, *, is_covered: bool
@@ -57,7 +157,7 @@ class InstanceRows(Desk):
         price = machine.facts.list_price
         listed = (price * quantity).quantize(TEN_DIGITS)
         own = (plan_rate(machine) * quantity).quantize(TEN_DIGITS) if is_covered else listed
-        facts = self.facts(machine, price, quantity)
+        facts = self.facts(machine, price, quantity) | self._capacity(machine, period)
         if is_covered:
             facts |= {
                 "CommitmentDiscountCategory": "Spend",
@@ -92,7 +192,7 @@ class InstanceRows(Desk):
             "ListUnitPrice": price,
             "PricingQuantity": quantity,
             "PricingUnit": "Hours",
-            "ResourceId": resource_id(self.fleet, machine),
+            "ResourceId": machine.billed_id,
             "ResourceType": "instance",
             "SkuId": f"SKU-{kind}",
             "SkuMeter": f"BoxUsage:{kind}",
@@ -105,6 +205,7 @@ class InstanceRows(Desk):
                 "OperatingSystem": "Linux",
             },
             "Tags": {"team": "ml"},
+            **self.payer(machine),
             "x_UsageType": f"BoxUsage:{kind}",
             "x_Operation": "RunInstances",
         }
@@ -161,7 +262,7 @@ class InstanceRows(Desk):
             }
         else:
             for row in rows:
-                if row["CommitmentDiscountStatus"] == "Used":
+                if row["CommitmentDiscountStatus"] == "Used" and row["CommitmentDiscountId"] == self.plan:
                     used[(row.start_ns - self.day) // HOUR] += row.effective
         for hour, amount in used.items():
             yield self.row(
@@ -190,19 +291,18 @@ class InstanceRows(Desk):
                 )
 
     def _hour_use(self, machine: Machine, hour: int) -> Decimal:
-        quantity = _hours(machine, hour)
+        quantity = _hours(machine, hour) - self._reserved(machine, _hours(machine, hour))
         return (plan_rate(machine) * self._covered(machine, quantity)).quantize(TEN_DIGITS) if quantity > 0 else ZERO
 
 
 def plan_rate(machine: Machine) -> Decimal:
-    """Rate of the savings plan, USD per hour."""
+    """Rate of the savings plan, per hour."""
     return (machine.facts.list_price * Decimal("0.65")).quantize(Decimal("0.000001"))
 
 
-def resource_id(fleet: Fleet, machine: Machine) -> str:
-    """The instance as the bill spells it."""
-    arn = f"arn:aws:ec2:{fleet.region}:{fleet.sub_account}:instance/{machine.instance_id}"
-    return arn if machine.is_arn else machine.instance_id
+def reserved_rate(machine: Machine) -> Decimal:
+    """Rate of reserved instances, per hour."""
+    return (machine.facts.list_price * Decimal("0.55")).quantize(Decimal("0.000001"))
 
 
 def _hours(machine: Machine, hour: int) -> Decimal:

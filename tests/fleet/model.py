@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import csv
 import hashlib
-import random
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
+
+from tests.fleet.clouds import CLOUDS, PROFILES, Profile
 
 SECOND = 1_000_000_000
 HOUR_S = 3_600
@@ -28,6 +29,8 @@ class FleetSpec:
     """Switches of a fleet; all can be combined. Equal specs give equal bytes."""
 
     seed: int = 0
+    cloud: str = "aws"
+    """aws, azure or gcp: the machines, and whose bill it is."""
     day: str = "2026-10-05"
     """UTC day on which the machines run."""
     first_hour: int = 0
@@ -72,6 +75,14 @@ class FleetSpec:
     """Rows of the volumes: "hourly", "daily", or none when empty."""
     lost_volume: bool = False
     """A volume that no host ever names."""
+    volume_facts: bool = False
+    """Hosts state size and type of their volumes, one of which grows while it is attached."""
+    mig: bool = False
+    """A machine whose GPU is cut into slices, with and without tenants, and a rest that no slice takes."""
+    mps: bool = False
+    """Two tenants on one GPU under declared thread limits, and a rest that is nobody's."""
+    fractions: bool = False
+    """The same on another machine, declared by its scheduler; for a while one tenant is alone."""
     storage: bool = False
     """Object storage."""
     tax: bool = False
@@ -88,6 +99,28 @@ class FleetSpec:
     """Rows that reach into the next day, and one of a week that books whole."""
     twins: bool = False
     """Two rows that are equal in every column; both are real money."""
+    cluster_fee: bool = False
+    """The hourly fee of a Kubernetes cluster."""
+    network_fees: bool = False
+    """Gateway, balancer and address hours, and bytes of a machine between zones."""
+    reservation: bool = False
+    """Reserved hours cover a part of the serving machine, else of the training machine; a part of them is unused."""
+    capacity_reservation: bool = False
+    """A capacity reservation that the training machine uses in its first hour and nobody after it."""
+    nested_credits: bool = False
+    """GCP: credits inside the rows of machines, promotions among them; elsewhere a credit that names a machine."""
+    neighbour_month: bool = False
+    """A machine's last usage row stands in the invoice month after its own."""
+    two_months: bool = False
+    """A part of each usage row of the training machine is billed in the following invoice month."""
+    closed_correction: bool = False
+    """A later month corrects usage of this day: one row names a machine, one names nothing."""
+    second_currency: bool = False
+    """A machine of a second billing account, which pays in euros."""
+    scale_set: bool = False
+    """Azure: the machines are members of a scale set, and their rows name the set."""
+    currency: str = "USD"
+    """Currency of the first billing account; prices are taken as they are."""
     bill_until: int | None = None
     """Hour up to which the bill is there; None is the whole day. Later hours can only be estimated."""
     invoice: str | None = None
@@ -112,6 +145,12 @@ class FleetSpec:
         assert self.window_s % self.period_s == 0 and self.op_window_s % self.window_s == 0
         assert self.first_hour >= 0 and self.first_hour + self.hours <= 24 and self.hours >= 1
         assert self.disk in ("", "hourly", "daily"), self.disk
+        assert self.cloud in CLOUDS, self.cloud
+
+    @property
+    def profile(self) -> Profile:
+        """What its cloud calls things."""
+        return PROFILES[self.cloud]
 
     @property
     def grid_s(self) -> int:
@@ -135,6 +174,20 @@ class Facts:
     vcpus: int
     memory_gib: str
     list_price: Decimal
+    spot_price: Decimal | None = None
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A MIG slice: the GPU that it is cut from, and its profile as the driver names it."""
+
+    gpu: int
+    profile: str
+
+    @property
+    def compute(self) -> int:
+        """Compute slices: 3 of `3g.40gb`, 1 of `1c.3g.40gb`, 1 where the driver names no profile."""
+        return int(self.profile[0]) if self.profile else 1
 
 
 @dataclass(frozen=True)
@@ -151,8 +204,30 @@ class Machine:
     """on_demand, spot or savings_plan."""
     has_agent: bool = True
     is_billed: bool = True
-    is_arn: bool = False
-    """The bill spells the resource as an ARN."""
+    stated: str | None = None
+    """The id that its agent states, where it spells it differently."""
+    resource: str | None = None
+    """ResourceId in the bill, where it differs: an ARN, another case, the scale set."""
+    member: str | None = None
+    """Name of the member in the bill, where the resource is its scale set."""
+    account: str | None = None
+    """Billing account, where it is not the fleet's first."""
+    currency: str | None = None
+    """Currency of that account."""
+    slices: tuple[Slice, ...] = ()
+    """Slices of its GPUs. Indices of devices go on with them: GPUs first, then slices in this order."""
+    cut_s: int = 0
+    """Instant from which on the slices are there."""
+
+    @property
+    def billed_id(self) -> str:
+        """The machine as the bill spells it."""
+        return self.resource or self.instance_id
+
+    @property
+    def stated_id(self) -> str:
+        """The machine as its agent spells it."""
+        return self.stated or self.instance_id
 
     @property
     def facts(self) -> Facts:
@@ -160,14 +235,37 @@ class Machine:
         return instance_facts(self.instance_type)
 
     def device(self, index: int) -> str:
-        """UUID of one of its GPUs, in the form NVML gives it."""
+        """UUID of one of its GPUs or slices, in the form NVML gives it."""
         digest = hashlib.blake2b(f"{self.instance_id}/{index}".encode(), digest_size=16).hexdigest()
-        return "GPU-" + "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
+        kind = "GPU-" if index < self.facts.gpu_count else "MIG-"
+        return kind + "-".join((digest[:8], digest[8:12], digest[12:16], digest[16:20], digest[20:]))
 
     @property
     def devices(self) -> list[str]:
         """UUIDs of its GPUs."""
         return [self.device(i) for i in range(self.facts.gpu_count)]
+
+    def readable(self, second: int) -> list[int]:
+        """Indices of the GPUs and slices that can be read at an instant; a GPU that is cut is among them."""
+        return list(range(self.facts.gpu_count + (len(self.slices) if second >= self.cut_s else 0)))
+
+    def slice_at(self, index: int) -> Slice | None:
+        """The slice that an index names; None for a GPU."""
+        return None if index < self.facts.gpu_count else self.slices[index - self.facts.gpu_count]
+
+    def is_cut(self, index: int, second: int) -> bool:
+        """Whether an index names a GPU that is cut at an instant, so that no process holds the whole of it."""
+        return second >= self.cut_s and any(s.gpu == index for s in self.slices)
+
+    @property
+    def gpu_of(self) -> dict[str, str]:
+        """UUID of each slice to that of its GPU."""
+        return {self.device(self.facts.gpu_count + n): self.device(s.gpu) for n, s in enumerate(self.slices)}
+
+    @property
+    def compute_slices(self) -> int:
+        """Compute slices of one of its GPUs."""
+        return 4 if "A30" in self.facts.gpu_model else 7
 
 
 @dataclass(frozen=True)
@@ -214,7 +312,9 @@ class Tenant:
     kind: str = "train"
     work: Work | None = None
     share_ppm: int = MILLION
-    """Share of the device that the driver reports; below a million only where two tenants share it."""
+    """Share of the device that is the tenant's: below a million only where two tenants share it."""
+    declared_by: str = ""
+    """Who declared the share as a limit: "mps" or "k8s"; empty where it is what the driver measures."""
 
     @property
     def start_s(self) -> int:
@@ -245,6 +345,33 @@ class Volume:
     volume_id: str
     gib: int
     attached: tuple[tuple[int, int, int], ...]
+    stated: str | None = None
+    """The id that hosts see, where they spell it differently."""
+    resource: str | None = None
+    """ResourceId in the bill, where it differs."""
+    type: str | None = None
+    """Type in the provider's words, as its hosts state it beside the size; None where they state neither."""
+    grows: tuple[tuple[int, int], ...] = ()
+    """(second, GiB) from which on it is larger, ascending; the bill does not follow."""
+
+    @property
+    def billed_id(self) -> str:
+        """The volume as the bill spells it."""
+        return self.resource or self.volume_id
+
+    @property
+    def stated_id(self) -> str:
+        """The volume as its hosts spell it."""
+        return self.stated or self.volume_id
+
+    def size(self, second: int) -> int:
+        """Bytes at a second of the day."""
+        return next((gib for start, gib in reversed(self.grows) if start <= second), self.gib) << 30
+
+    def told(self, machine: Machine, hour: int) -> list[int]:
+        """Seconds of an hour at which a machine that it hangs on states it: once an hour, and when it has grown."""
+        begin, end = max(hour * HOUR_S, machine.agent_s), min((hour + 1) * HOUR_S, machine.end_s)
+        return [begin, *(t for t, _ in self.grows if begin < t < end)] if begin < end else []
 
 
 @dataclass(frozen=True)
@@ -263,12 +390,24 @@ class Fleet:
     duplicated: tuple[tuple[int, int], ...] = ()
     """(machine, hour) whose step windows come twice."""
     commitment: Decimal = Decimal(0)
-    """Savings plan, USD per hour."""
+    """Savings plan, per hour."""
     commitment_hours: tuple[int, int] = (0, 0)
     spot_prices: dict[str, Decimal] = field(default_factory=dict)
-    account: str = "111122223333"
-    sub_account: str = "444455556666"
-    region: str = "us-east-1"
+
+    @property
+    def account(self) -> str:
+        """Who pays."""
+        return self.spec.profile.account
+
+    @property
+    def sub_account(self) -> str:
+        """Who uses."""
+        return self.spec.profile.sub_account
+
+    @property
+    def region(self) -> str:
+        """Where the machines stand."""
+        return self.spec.profile.region
 
     def lost_readings(self, *, with_late: bool) -> frozenset[tuple[int, int]]:
         """(machine, hour) without device readings, because the shard is truncated or not there yet."""
@@ -277,114 +416,14 @@ class Fleet:
 
 @cache
 def instance_facts(instance_type: str) -> Facts:
-    """Facts and list price of an AWS instance type in us-east-1."""
+    """Facts and list price of an instance type in the region of its cloud's profile."""
     with CATALOGUE.open(encoding="utf-8", newline="") as file:
         for row in csv.DictReader(file):
-            if row["cloud"] == "aws" and row["instance_type"] == instance_type and row["region"] == "us-east-1":
+            if row["instance_type"] == instance_type and row["region"] == PROFILES[row["cloud"]].region:
                 memory = int(Decimal(row["gpu_memory_gib"]) * 1024**3)
                 price = Decimal(row["on_demand_usd_per_hour"])
+                spot = Decimal(row["spot_usd_per_hour"]) if row["spot_usd_per_hour"] else None
                 return Facts(
-                    row["gpu_model"], int(row["gpu_count"]), memory, int(row["vcpus"]), row["memory_gib"], price
+                    row["gpu_model"], int(row["gpu_count"]), memory, int(row["vcpus"]), row["memory_gib"], price, spot
                 )
-    raise KeyError(f"{CATALOGUE}: no row of aws {instance_type} in us-east-1")
-
-
-def tiny_spec(seed: int = 0, **switches: object) -> FleetSpec:
-    """One machine of four GPUs for two hours of the first of a month; in well under half a second. Switches may be added."""
-    facts: dict[str, object] = {
-        "seed": seed,
-        "day": "2026-10-01",
-        "hours": 2,
-        "period_s": 60,
-        "window_s": 60,
-        "op_window_s": 600,
-        "blocks": 1,
-        "held": True,
-        "disk": "hourly",
-        "tax": True,
-        "credit": True,
-    }
-    return FleetSpec(**{**facts, **switches})  # type: ignore[arg-type]
-
-
-def full_spec(seed: int = 0, **switches: object) -> FleetSpec:
-    """A small fleet with nearly every switch on."""
-    on = (
-        "partial_hours",
-        "serve",
-        "shared_gpu",
-        "spot",
-        "dark",
-        "gap",
-        "held",
-        "restart",
-        "savings_plan",
-        "lost_volume",
-        "storage",
-        "tax",
-        "credit",
-        "refund",
-        "transfer",
-        "overheads",
-        "straddling",
-        "twins",
-        "restated",
-        "late_shard",
-        "duplicate_shard",
-        "corrupt_shard",
-    )
-    facts: dict[str, object] = {**dict.fromkeys(on, True), "disk": "hourly", "parts": 2, "period_s": 60, "window_s": 60}
-    return FleetSpec(**{"seed": seed, **facts, **switches})  # type: ignore[arg-type]
-
-
-def random_spec(seed: int, **switches: object) -> FleetSpec:
-    """A tiny fleet with switches thrown by the seed, for tests of what must hold for every fleet."""
-    dice = random.Random(f"spec/{seed}")
-    fixed = {"idle", "bundled", "decimals"}
-    facts: dict[str, object] = {
-        f.name: dice.random() < 0.4 for f in fields(FleetSpec) if isinstance(f.default, bool) and f.name not in fixed
-    }
-    facts["hours"] = dice.randint(2, 4)
-    facts["first_hour"] = dice.choice([0, 0, 9, 20])
-    facts["disk"] = dice.choice(["", "hourly", "daily"])
-    if not facts["daily_machine_rows"]:  # rows of a day are not there before it ends
-        facts["bill_until"] = dice.choice([None, None, int(str(facts["first_hour"])) + 1])
-    facts["sample_ppm"] = dice.choice([1_000_000, 100_000])
-    facts["parts"] = dice.randint(1, 3)
-    facts["decimals"] = dice.random() < 0.3
-    return tiny_spec(seed, **{**facts, **switches})
-
-
-def bundled_spec() -> FleetSpec:
-    """The sample day: the first of a month, so that rows of the month fall on it."""
-    return FleetSpec(
-        seed=20261001,
-        day="2026-10-01",
-        hours=24,
-        period_s=60,
-        window_s=60,
-        op_window_s=1_800,
-        sample_ppm=20_000,
-        blocks=32,
-        gap=True,
-        held=True,
-        serve=True,
-        spot=True,
-        dark=True,
-        savings_plan=True,
-        disk="hourly",
-        lost_volume=True,
-        storage=True,
-        tax=True,
-        credit=True,
-        refund=True,
-        transfer=True,
-        overheads=True,
-        parts=2,
-        bundled=True,
-    )
-
-
-def with_switches(spec: FleetSpec, **switches: object) -> FleetSpec:
-    """The same spec with some switches changed."""
-    return replace(spec, **switches)  # type: ignore[arg-type]
+    raise KeyError(f"{CATALOGUE}: no row of {instance_type} in the region of its cloud")

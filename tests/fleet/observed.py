@@ -58,10 +58,13 @@ def observed_time(timeline: Timeline, *, with_late: bool = True) -> dict[tuple[i
                 readings[start // HOUR_S].append(start)
         for hour in range(24):
             vector: Vector = defaultdict(int)
-            for index in range(machine.facts.gpu_count):
+            for index in machine.readable((hour + 1) * HOUR_S - 1):
                 _stepping(timeline, number, index, hour, vector)
                 _readings(timeline, number, index, readings[hour], vector)
-            kept = {place: ns for place, ns in vector.items() if ns}
+            # A GPU is replaced by its slices for the whole of an hour in which one of them was seen.
+            named = {place.device for place in vector}
+            replaced = {gpu for slice_, gpu in machine.gpu_of.items() if slice_ in named}
+            kept = {place: ns for place, ns in vector.items() if ns and place.device not in replaced}
             if kept:
                 found[number, hour] = kept
     return found
@@ -73,7 +76,10 @@ def _tenants(fleet: Fleet, number: int, index: int) -> list[tuple[int, int, Tena
 
 
 def _stepping(timeline: Timeline, number: int, index: int, hour: int, vector: Vector) -> None:
-    """Adds the units of an hour; of tenants that step at once each gets its share, and both the remainder alike."""
+    """Adds the units of an hour. Of tenants that step at once each gets its share, and both the remainder alike.
+
+    What declared shares leave free is nobody's; `_readings` adds it.
+    """
     device = timeline.fleet.machines[number].device(index)
     working = [
         (who, rank, tenant)
@@ -82,7 +88,8 @@ def _stepping(timeline: Timeline, number: int, index: int, hour: int, vector: Ve
     ]
     shared = [w for w in working if w[2].share_ppm < MILLION]
     assert not shared or len(shared) == len(working), "a device has either tenants that share it or one at a time"
-    rest = MILLION - sum(tenant.share_ppm for _, _, tenant in shared) if shared else 0
+    is_declared = any(tenant.declared_by for _, _, tenant in working)
+    rest = MILLION - sum(tenant.share_ppm for _, _, tenant in shared) if shared and not is_declared else 0
     for who, rank, tenant in working:
         spent = _unit_time(timeline, who, rank, hour)
         wall = sum(spent.values())
@@ -119,27 +126,33 @@ def category_of(direction: str, op: str) -> str:
 
 
 def _readings(timeline: Timeline, number: int, index: int, starts: list[int], vector: Vector) -> None:
-    """Adds the time of usable readings outside the units: idle, startup, and held time by what the device showed."""
+    """Adds the time of usable readings outside the units: startup, held time by what the device showed, idle.
+
+    Idle is what nobody holds: all of a reading without a process, and what declared shares leave free at any time.
+    """
     fleet = timeline.fleet
-    device, period = fleet.machines[number].device(index), fleet.spec.period_s * SECOND
-    stepped = [interval for who, rank, _ in _tenants(fleet, number, index) for interval in timeline.stepping[who, rank]]
+    machine, period = fleet.machines[number], fleet.spec.period_s * SECOND
+    nobody = Place(machine.device(index), None, None, None, "idle")
     for start in starts:
-        if any(a <= start < b for a, b in stepped):
+        if index not in machine.readable(start) or machine.is_cut(index, start):
             continue
         on = present(fleet, number, index, start)
-        if not on:
-            vector[Place(device, None, None, None, "idle")] += period
+        if any(stretch.kind == "steps" and not tenant.declared_by for tenant, stretch in on):
             continue
-        ((tenant, stretch),) = on
-        rank = tenant.seats.index((number, index))
-        nobody = Place(device, None, None, None, stretch.kind)
-        who = nobody if tenant.job_id is None else Place(device, tenant.job_id, tenant.attempt, rank, stretch.kind)
-        if stretch.kind == "startup":
-            vector[who._replace(category="startup")] += period
-        else:
-            busy = period * stretch.busy_ppm // MILLION
-            vector[who._replace(category="unattributed_busy")] += busy
-            vector[who._replace(category="held_idle")] += period - busy
+        free, busy_ppm = period, max((stretch.busy_ppm for _, stretch in on), default=0)
+        for tenant, stretch in on:
+            held = _part(period, tenant.share_ppm)
+            free -= held
+            rank = tenant.seats.index((number, index))
+            who = nobody if tenant.job_id is None else Place(nobody.device, tenant.job_id, tenant.attempt, rank, "")
+            if stretch.kind == "startup":
+                vector[who._replace(category="startup")] += held
+            elif stretch.kind == "held":
+                busy = held * busy_ppm // MILLION
+                vector[who._replace(category="unattributed_busy")] += busy
+                vector[who._replace(category="held_idle")] += held - busy
+        assert free >= 0, f"tenants of {nobody.device} hold more than there is"
+        vector[nobody] += free
 
 
 def layer_time(timeline: Timeline) -> LayerTime:

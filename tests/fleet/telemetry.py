@@ -18,19 +18,42 @@ import pyarrow as pa
 
 from seedance.schema import DEVICE_SAMPLES, EVENTS, JOBS, OP_WINDOWS, PROCESS_SAMPLES, STEP_WINDOWS, TELEMETRY, Table
 from seedance.shard import write_shard
-from tests.fleet.model import HOUR_S, MILLION, SECOND, Fleet, Machine, Tenant
+from tests.fleet.model import HOUR_S, MILLION, SECOND, Fleet, Machine, Stretch, Tenant
 from tests.fleet.shapes import PARAMETERS
 from tests.fleet.timeline import OpRow, StepRow, Timeline, periods, present
 
 Row = dict[str, Any]
-SM_COUNT = {"NVIDIA A100": 108, "NVIDIA A10G": 80, "NVIDIA T4": 40}
+SM_COUNT = {
+    "NVIDIA A100": 108,
+    "NVIDIA A100 40GB": 108,
+    "NVIDIA A100 80GB": 108,
+    "NVIDIA A100 80GB PCIe": 108,
+    "NVIDIA A10G": 80,
+    "NVIDIA H100": 132,
+    "NVIDIA L4": 58,
+    "NVIDIA T4": 40,
+}
 NVML_NAME = {
+    "NVIDIA A100 40GB": "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A100 80GB": "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100 80GB PCIe": "NVIDIA A100 80GB PCIe",
     "NVIDIA A100": "NVIDIA A100-SXM4-40GB",
     "NVIDIA A10G": "NVIDIA A10G",
+    "NVIDIA H100": "NVIDIA H100 80GB HBM3",
+    "NVIDIA L4": "NVIDIA L4",
     "NVIDIA T4": "Tesla T4",
 }
 """A card as the instance catalogue calls it, and as its driver does."""
-POWER_MW = {"NVIDIA A100": (52_000, 400_000), "NVIDIA A10G": (24_000, 300_000), "NVIDIA T4": (9_000, 70_000)}
+POWER_MW = {
+    "NVIDIA A100": (52_000, 400_000),
+    "NVIDIA A100 40GB": (52_000, 400_000),
+    "NVIDIA A100 80GB": (58_000, 400_000),
+    "NVIDIA A100 80GB PCIe": (44_000, 300_000),
+    "NVIDIA A10G": (24_000, 300_000),
+    "NVIDIA H100": (70_000, 700_000),
+    "NVIDIA L4": (16_000, 72_000),
+    "NVIDIA T4": (9_000, 70_000),
+}
 """Idle and highest board power."""
 
 
@@ -86,8 +109,8 @@ def _shard(fleet: Fleet, key: tuple[int, int, str], rows: list[Row]) -> Shard:
         spec,
         producer=machine.node,
         node=machine.node,
-        cloud="aws",
-        instance_id=machine.instance_id,
+        cloud=fleet.spec.cloud,
+        instance_id=machine.stated_id,
         instance_type=machine.instance_type,
         hour=f"{fleet.spec.day}T{hour:02}",
         seq=hour,
@@ -120,10 +143,10 @@ def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
     machine = fleet.machines[number]
     facts, period = machine.facts, fleet.spec.period_s
     idle_mw, full_mw = POWER_MW[facts.gpu_model]
-    boot = f"boot-{machine.instance_id[2:10]}"
+    boot = f"boot-{machine.device(0)[4:12]}" if fleet.spec.cloud != "aws" else f"boot-{machine.instance_id[2:10]}"
     for start, end, usable in periods(fleet, number):
-        for index in range(facts.gpu_count):
-            on = present(fleet, number, index, start)
+        for index in machine.readable(start):
+            on = _processes(fleet, number, index, start)
             # Tenants that step at the same time state what they show together; a held stretch states what is truly busy.
             busy = max((s.busy_ppm for _, s in on), default=0)
             power = idle_mw + (full_mw - idle_mw) * busy // MILLION * 8 // 10
@@ -133,8 +156,8 @@ def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
                 "sampled_at_utc": at(fleet, end),
                 "node": machine.node,
                 "boot_id": boot,
-                "cloud": "aws",
-                "instance_id": machine.instance_id,
+                "cloud": fleet.spec.cloud,
+                "instance_id": machine.stated_id,
                 "gpu_model": NVML_NAME[facts.gpu_model],
                 "mig_profile": None,
                 "source": "nvml",
@@ -160,7 +183,44 @@ def _device_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
                 "nvlink_tx_bytes": None,
                 "nvlink_rx_bytes": None,
             }
-            yield (end - 1) // HOUR_S, row
+            yield (end - 1) // HOUR_S, row | _under_mig(machine, index, start, busy)
+
+
+def _processes(fleet: Fleet, number: int, index: int, second: int) -> list[tuple[Tenant, Stretch]]:
+    """Who is on a device; on a GPU that is cut, everyone on its slices."""
+    machine = fleet.machines[number]
+    if not machine.is_cut(index, second):
+        return present(fleet, number, index, second)
+    count = machine.facts.gpu_count
+    places = [count + n for n, piece in enumerate(machine.slices) if piece.gpu == index]
+    return [found for place in places for found in present(fleet, number, place, second)]
+
+
+def _under_mig(machine: Machine, index: int, second: int, busy: int) -> Row:
+    """What differs in a reading of a slice, and of a GPU that is cut: the driver says [N/A] to utilisation of both.
+
+    Only the profiling counters tell how busy a slice is; power belongs to the board.
+    """
+    piece, facts = machine.slice_at(index), machine.facts
+    if piece is None:
+        return {"gpu_util_ppm": None, "sm_active_ppm": None} if machine.is_cut(index, second) else {}
+    part, whole = piece.compute, machine.compute_slices
+    memory = facts.gpu_memory_bytes * part // (whole + 1)
+    return {
+        "gpu_uuid": machine.device(piece.gpu),
+        "mig_uuid": machine.device(index),
+        "mig_profile": piece.profile or None,
+        "gpu_index": piece.gpu,
+        "sm_count": SM_COUNT[facts.gpu_model] * part // whole,
+        "gpu_util_ppm": None,
+        "sm_active_ppm": busy,
+        "power_mw": None,
+        "memory_used_bytes": memory * 3 // 4 if busy else 0,
+        "memory_total_bytes": memory,
+        "energy_mj": None,
+        "pcie_tx_bytes": None,
+        "pcie_rx_bytes": None,
+    }
 
 
 def _process_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
@@ -168,10 +228,13 @@ def _process_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
     for start, end, usable in periods(fleet, number):
         if not usable:
             continue
-        for index in range(machine.facts.gpu_count):
+        for index in machine.readable(start):
             on = present(fleet, number, index, start)
             for tenant, stretch in on:
                 place = fleet.tenants.index(tenant)
+                owner = tenant.declared_by or ("env" if tenant.job_id else "none")
+                # Per-process utilisation is not supported under MIG, nor for the clients of an MPS server.
+                is_known = machine.slice_at(index) is None and not tenant.declared_by
                 share = tenant.share_ppm if len(on) > 1 else stretch.busy_ppm
                 yield (
                     (end - 1) // HOUR_S,
@@ -182,11 +245,11 @@ def _process_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
                         "sampled_at_utc": at(fleet, end),
                         "node": machine.node,
                         "job_id": tenant.job_id,
-                        "owner_source": "env" if tenant.job_id else "none",
+                        "owner_source": owner,
                         "attempt": tenant.attempt if tenant.job_id else None,
                         "rank": tenant.seats.index((number, index)) if tenant.job_id else None,
-                        "sm_util_ppm": share,
-                        "mps_limit_ppm": None,
+                        "sm_util_ppm": share if is_known else None,
+                        "mps_limit_ppm": tenant.share_ppm if tenant.declared_by else None,
                         "covered_ns": period * SECOND,
                         "memory_used_bytes": machine.facts.gpu_memory_bytes * 3 // 4 // len(on),
                     },
@@ -319,17 +382,17 @@ def _job_row(fleet: Fleet, tenant: Tenant, machine: Machine, statement: str, sec
 
 
 def _event_rows(fleet: Fleet, number: int) -> Iterator[tuple[int, Row]]:
-    """The volumes that a host sees, at the start of each hour and when one is attached; and the saves of its jobs."""
+    """The volumes that a host sees, at the start of each hour and when one grows; and the saves of its jobs."""
     machine = fleet.machines[number]
     for volume in fleet.volumes:
         for host, first, last in volume.attached:
             for hour in range(first, last) if host == number else ():
-                second = max(hour * HOUR_S, machine.agent_s)
-                if second < min((hour + 1) * HOUR_S, machine.end_s):
-                    payload = {"device": "/dev/nvme1n1", "gib": volume.gib}
+                for second in volume.told(machine, hour):
+                    facts = {"bytes": volume.size(second), "type": volume.type} if volume.type else {}
+                    payload = {"device": "/dev/nvme1n1", **(facts or {"gib": volume.gib})}
                     yield (
                         hour,
-                        _event(fleet, machine, second, "kernel", "block_device", volume.volume_id, payload, None),
+                        _event(fleet, machine, second, "kernel", "block_device", volume.stated_id, payload, None),
                     )
     for tenant in fleet.tenants:
         if tenant.work is not None and tenant.work.checkpoint_every and tenant.seats[0][0] == number:

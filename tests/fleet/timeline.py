@@ -28,11 +28,25 @@ US = 1_000
 """Nanoseconds of a microsecond."""
 SPEED: dict[str, tuple[float, float]] = {
     "NVIDIA A100": (140e12, 1.2e12),
+    "NVIDIA A100 40GB": (140e12, 1.2e12),
+    "NVIDIA A100 80GB": (145e12, 1.6e12),
+    "NVIDIA A100 80GB PCIe": (130e12, 1.5e12),
     "NVIDIA A10G": (50e12, 0.45e12),
+    "NVIDIA H100": (350e12, 2.4e12),
+    "NVIDIA L4": (55e12, 0.22e12),
     "NVIDIA T4": (25e12, 0.24e12),
 }
 """FLOP/s and bytes/s that the operations reach; only the proportions of the true times come from here."""
-NETWORK_BYTES_S = {"NVIDIA A100": 120e9, "NVIDIA A10G": 20e9, "NVIDIA T4": 5e9}
+NETWORK_BYTES_S = {
+    "NVIDIA A100": 120e9,
+    "NVIDIA A100 40GB": 120e9,
+    "NVIDIA A100 80GB": 120e9,
+    "NVIDIA A100 80GB PCIe": 20e9,
+    "NVIDIA A10G": 20e9,
+    "NVIDIA H100": 200e9,
+    "NVIDIA L4": 10e9,
+    "NVIDIA T4": 5e9,
+}
 FIXED = ("comm", "copy", "none")
 """Passes whose time is equal in each unit of an hour and batch size."""
 
@@ -196,8 +210,8 @@ def _run_tenant(timeline: Timeline, number: int, tenant: Tenant) -> None:
         np.array([is_sampled(tenant.job_id, tenant.attempt, p.first_unit + i, ppm) for i in range(len(p.batches))])
         for p in parts
     ]
-    for rank, (machine, _) in enumerate(tenant.seats):
-        bases = {b: _base_us(operations(tenant, b), fleet.machines[machine], rank) for b in tenant.work.batches}  # type: ignore[union-attr]
+    for rank, (machine, index) in enumerate(tenant.seats):
+        bases = {b: _base_us(operations(tenant, b), fleet.machines[machine], index, rank) for b in tenant.work.batches}  # type: ignore[union-attr]
         runs = [
             _run_piece(timeline, number, rank, piece, sampled, bases)
             for piece, sampled in zip(parts, flags, strict=True)
@@ -234,9 +248,11 @@ def _enough(tenant: Tenant, parts: list[Piece], ppm: int) -> int:
         ppm = min(MILLION, 2 * ppm)
 
 
-def _base_us(ops: list[Op], machine: Machine, rank: int) -> Ints:
-    """Time of each operation in a mean unit, us; ranks differ a little."""
-    flops_s, bytes_s = SPEED[machine.facts.gpu_model]
+def _base_us(ops: list[Op], machine: Machine, index: int, rank: int) -> Ints:
+    """Time of each operation in a mean unit, us; ranks differ a little, and a slice is as fast as its part of the GPU."""
+    piece, whole = machine.slice_at(index), machine.compute_slices
+    part = 1.0 if piece is None else piece.compute / whole
+    flops_s, bytes_s = (part * speed for speed in SPEED[machine.facts.gpu_model])
     wire = NETWORK_BYTES_S[machine.facts.gpu_model]
     found: list[int] = []
     for op in ops:

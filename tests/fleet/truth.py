@@ -10,16 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tests.fleet.arithmetic import UNIT, half_even, largest_remainder, order, telescoped, units
-from tests.fleet.bill import EC2, Charge, charges
+from tests.fleet.bill import Charge, charges
+from tests.fleet.estimates import Estimate, Estimator
+from tests.fleet.fitted import NOWHERE, fitted
 from tests.fleet.model import DAY, HOUR, HOUR_S, Fleet
 from tests.fleet.observed import Layer, LayerTime, Place, Vector, layer_time, observed_time
 from tests.fleet.timeline import Timeline, observe
 
-Money = tuple[int, int, int]
-"""BilledCost, EffectiveCost, ListCost in units of 1e-12."""
+Money = tuple[int, int, int, int]
+"""BilledCost, EffectiveCost, ListCost and what promotional credits paid, in units of 1e-12."""
 MACHINE, DEPENDANT = "(machine)", "(dependant)"
 
 
@@ -40,6 +42,14 @@ class Address(NamedTuple):
     instance_type: str | None
     """Type of that instance."""
     pricing: str | None
+    promotional: int | None = None
+    payer: tuple[Any, ...] = ()
+    """Account, sub-account, billing period, invoice and currency; empty where there is no bill."""
+
+    @property
+    def currency(self) -> str:
+        """Currency of its money: the bill's, or that of list prices."""
+        return str(self.payer[-1]) if self.payer else "USD"
 
 
 class LayerMoney(NamedTuple):
@@ -55,13 +65,15 @@ class LayerMoney(NamedTuple):
     billed: int | None
     effective: int | None
     estimated: int | None
+    promotional: int | None
 
 
 @dataclass
 class Truth:
-    """The true ledger of one usage day."""
+    """The true ledger of one usage day and one cloud."""
 
     day_ns: int
+    cloud: str = "aws"
     addresses: list[Address] = field(default_factory=list)
     layers: list[LayerMoney] = field(default_factory=list)
     spans: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -76,12 +88,13 @@ class Truth:
     unmatched: list[tuple[str, int]] = field(default_factory=list)
     """(instance, hour) observed within the watermark and not billed."""
 
-    def by_category(self) -> dict[str, Money]:
-        """Billed, effective and estimated units of each category."""
+    def by_category(self, currency: str | None = None) -> dict[str, tuple[int, int, int]]:
+        """Billed, effective and estimated units of each category; of one currency, in which list prices are USD."""
         found: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
         for a in self.addresses:
-            for i, value in enumerate((a.billed, a.effective, a.estimated)):
-                found[a.place.category][i] += value or 0
+            if currency in (None, a.currency):
+                for i, value in enumerate((a.billed, a.effective, a.estimated)):
+                    found[a.place.category][i] += value or 0
         return {name: (v[0], v[1], v[2]) for name, v in sorted(found.items())}
 
 
@@ -92,6 +105,8 @@ def true_ledger(
     delivery: int = 1,
     with_late: bool = True,
     day_ns: int | None = None,
+    alphas: Mapping[str, int] | None = None,
+    contracted: Mapping[str, str] | None = None,
 ) -> Truth:
     """The true ledger of one day.
 
@@ -101,9 +116,12 @@ def true_ledger(
         delivery: which delivery of the bill is in force.
         with_late: whether the shards of the second drop are there.
         day_ns: start of the usage day, ns UTC; None is the day of the fleet.
+        alphas: "cloud|account|family" to the factor of estimates in units of 1e-12; missing is one.
+        contracted: "cloud|account|instance type|region" to "price currency", as the last closed bill has it.
     """
     day = fleet.spec.day_ns if day_ns is None else day_ns
     ledger = _Ledger(fleet, charges(fleet, delivery), day)
+    ledger.alphas, ledger.contracted = alphas or {}, contracted or {}
     if day == fleet.spec.day_ns:
         known = timeline or observe(fleet)
         ledger.truth.layer_ns = layer_time(known)
@@ -128,15 +146,22 @@ def _is_spread(charge: Charge) -> bool:
     return charge.end_ns - charge.start_ns <= DAY or charge.kind in ("machine", "dependant")
 
 
+def _four(amounts: list[int]) -> Money:
+    billed, effective, listed, promotional = amounts
+    return billed, effective, listed, promotional
+
+
 class _Ledger:
     def __init__(self, fleet: Fleet, rows: Iterable[Charge], day: int) -> None:
         self.fleet, self.day = fleet, day
-        self.truth = Truth(day)
+        self.truth = Truth(day, fleet.spec.cloud)
         self.all = list(rows)
         self.rows = [r for r in self.all if self._touches(r)]
         self.names = {m.instance_id: n for n, m in enumerate(fleet.machines)}
         self.machine_row_hours: dict[int, list[int]] = {}
         """Multi-hour machine rows (by id of the row) to ns in each hour of the day."""
+        self.alphas: Mapping[str, int] = {}
+        self.contracted: Mapping[str, str] = {}
 
     def _touches(self, row: Charge) -> bool:
         if not _is_spread(row):
@@ -152,19 +177,28 @@ class _Ledger:
         self.machines = {r.machine for r in self.rows if r.kind == "machine"} | {m for m, _ in self.truth.observed}
         self.attached = self._attachments()
         self._billed_spans()
+        estimates = self._machine_estimates()
         for key in set(self.truth.spans) | set(self.truth.observed):
-            self.truth.vectors[key] = self._vector(*key)
+            self.truth.vectors[key] = self._vector(
+                *key, is_estimated=any(key == (e.resource, e.hour) for e in estimates)
+            )
         for row in self.rows:
             self._day_part(row)
             category = self._category(row)
             for hour, money in self._hour_parts(row, category):
                 self._first_rounding(row, category, hour, money)
-        self._estimates()
+        for estimate in estimates:
+            key = estimate.resource, estimate.hour
+            self._estimated(estimate, self.truth.vectors[key], dict.fromkeys(self.truth.vectors[key], key[0]))
+        for estimate in self.estimator.volume_hours(self.attached):
+            self._estimated(estimate, *self._joined(estimate.resource, estimate.hour))
         self._second_rounding()
 
     # --- rule 1: what a row is ---------------------------------------------------------------------------------------
 
     def _category(self, row: Charge) -> str:
+        if row.kind == "commitment_unused":
+            return "commitment_unused"  # a fee less what was used of it, before anything that looks like a purchase
         negative = row.billed < 0 or row.effective < 0
         commitment = row["CommitmentDiscountId"] or row["CapacityReservationId"]
         usage_type = row["x_UsageType"] or ""
@@ -226,7 +260,8 @@ class _Ledger:
         for row in filter(self._is_span_row, self.rows):
             assert row.machine is not None and row.hours is not None
             overlaps = self._overlaps(row)
-            total = Fraction(row.hours) * HOUR
+            # Hours of cores, GPUs or GiB over those of one machine, to 1e-12 ns.
+            total = Fraction(half_even(row.hours * HOUR * UNIT / Fraction(row.units_per or 1)), UNIT)
             if len(overlaps) == 1:
                 exact[row.machine, overlaps[0][0]][row["SkuMeter"] or ""] += total
                 continue
@@ -262,41 +297,23 @@ class _Ledger:
 
     # --- rule 4: the vector of a machine-hour ------------------------------------------------------------------------
 
-    def _vector(self, machine: str, hour: int) -> Vector:
-        span = self.truth.spans.get((machine, hour))
+    def _vector(self, machine: str, hour: int, *, is_estimated: bool) -> Vector:
+        """What was seen, fitted to the billed span, or to the longest time of a device where there is an estimate."""
         seen = self.truth.observed.get((machine, hour), {})
-        return dict(seen) if not span else self._fitted(machine, seen, span)
-
-    def _fitted(self, machine: str, seen: Vector, span: int) -> Vector:
-        """Observed time fitted to a span: each device gets it, whatever telemetry saw of it."""
-        facts = self.fleet.machines[self.names[machine]].facts
-        devices = sorted({place.device for place in seen if place.device is not None})
-        vector: Vector = defaultdict(int)
-        for device in devices:
-            mine = sorted((place for place in seen if place.device == device), key=order)
-            total = sum(seen[place] for place in mine)
-            times = [seen[place] for place in mine]
-            if total > span:
-                times = largest_remainder(span, times)
-            for place, ns in zip(mine, times, strict=True):
-                vector[place] += ns
-            if total < span:
-                vector[Place(device, None, None, None, "unobserved")] += span - total
-        missing = max(facts.gpu_count, len(devices), 1) - len(devices)
-        if missing:
-            vector[NOWHERE] += missing * span
-        return dict(vector)
+        span = self._running(machine, hour) if is_estimated else self.truth.spans.get((machine, hour))
+        return fitted(self.fleet.machines[self.names[machine]], seen, span) if span else dict(seen)
 
     # --- rules 2, 5, 6, 7: money over hours and places ----------------------------------------------------------------
 
     def _money(self, row: Charge, part: Callable[[int], int]) -> Money:
-        """The three amounts of a row, each put through the same split."""
-        return part(units(row.billed)), part(units(row.effective)), part(units(row.listed))
+        """The amounts of a row, each put through the same split."""
+        amounts = (row.billed, row.effective, row.listed, row.promotional)
+        return _four([part(units(amount)) for amount in amounts])
 
     def _day_part(self, row: Charge) -> None:
         money = self._day_money(row)
-        old = self.truth.day_parts.get(row.label, (0, 0, 0))
-        self.truth.day_parts[row.label] = (old[0] + money[0], old[1] + money[1], old[2] + money[2])
+        old = self.truth.day_parts.get(row.label, (0, 0, 0, 0))
+        self.truth.day_parts[row.label] = _four([a + b for a, b in zip(old, money, strict=True)])
 
     def _day_money(self, row: Charge) -> Money:
         if not _is_spread(row):
@@ -310,17 +327,18 @@ class _Ledger:
 
     def _hour_parts(self, row: Charge, category: str) -> list[tuple[int, Money]]:
         """The day's money of a row by hour of the day."""
-        if not _is_spread(row):
+        follows = category == MACHINE and row["ChargeFrequency"] == "Usage-Based"
+        if not _is_spread(row) and not follows:
             return [((row.start_ns - self.day) // HOUR, self._day_money(row))]
         overlaps = self._overlaps(row)
         if len(overlaps) == 1:
             return [(overlaps[0][0], self._day_money(row))]
-        if category == MACHINE and row.kind == "machine":
+        if follows:
             weights = self.machine_row_hours.get(id(row)) or [end - start for _, start, end in overlaps]
             if not sum(weights):
                 weights = [1] + [0] * (len(overlaps) - 1)
             split = [largest_remainder(amount, weights) for amount in self._day_money(row)]
-            return [(hour, (split[0][i], split[1][i], split[2][i])) for i, (hour, _, _) in enumerate(overlaps)]
+            return [(hour, _four([column[i] for column in split])) for i, (hour, _, _) in enumerate(overlaps)]
         return [(hour, self._span_money(row, start, end)) for hour, start, end in overlaps]
 
     def _first_rounding(self, row: Charge, category: str, hour: int, money: Money) -> None:
@@ -329,15 +347,19 @@ class _Ledger:
             vector = self.truth.vectors.get((row.machine, hour), {NOWHERE: 0})
             self._over(row, hour, money, vector, dict.fromkeys([*vector, NOWHERE], row.machine))
         elif category == DEPENDANT:
-            joined: Vector = defaultdict(int)
-            hosts: dict[Place, str | None] = {}
-            for host in self.attached[row.dependant].get(hour, []):
-                for place, ns in self.truth.vectors.get((host, hour), {}).items():
-                    joined[place] += ns
-                    hosts[place] = None if place in hosts else host
-            self._over(row, hour, money, joined or {Place(None, None, None, None, "idle"): 1}, hosts)
+            self._over(row, hour, money, *self._joined(row.dependant, hour))
         else:
             self._over(row, hour, money, {Place(None, None, None, None, category): 1}, {})
+
+    def _joined(self, dependant: str | None, hour: int) -> tuple[Vector, dict[Place, str | None]]:
+        """Time of all machines on which something hangs in an hour, and the machine of each place."""
+        joined: Vector = defaultdict(int)
+        hosts: dict[Place, str | None] = {}
+        for host in self.attached[dependant].get(hour, []):
+            for place, ns in self.truth.vectors.get((host, hour), {}).items():
+                joined[place] += ns
+                hosts[place] = None if place in hosts else host
+        return joined or {Place(None, None, None, None, "idle"): 1}, hosts
 
     def _over(self, row: Charge, hour: int, money: Money, vector: Vector, hosts: Mapping[Place, str | None]) -> None:
         """Shares each amount out by the ns of a vector, by largest remainder in the order of places.
@@ -358,7 +380,7 @@ class _Ledger:
         split = [largest_remainder(amount, weights) for amount in money]
         keep_all = not any(money)
         for i, place in enumerate(places):
-            parts = split[0][i], split[1][i], split[2][i]
+            parts = _four([column[i] for column in split])
             if vector.get(place, 0) or any(parts) or keep_all:
                 host = hosts.get(place)
                 kind = None if host is None else self.fleet.machines[self.names[host]].instance_type
@@ -369,71 +391,62 @@ class _Ledger:
                         self.day + hour * HOUR,
                         host,
                         place,
-                        *parts,
+                        *parts[:3],
                         None,
                         kind,
                         row["PricingCategory"],
+                        parts[3],
+                        row.payer,
                     )
                 )
 
     # --- rule 8: estimates -------------------------------------------------------------------------------------------
 
-    def _estimates(self) -> None:
-        billed = {
-            (row.machine, hour)
-            for row in self.rows
-            if row.kind == "machine" and row["ChargeCategory"] == "Usage"
-            for hour, _, _ in self._overlaps(row)
-        }
-        marks = [r.end_ns for r in self.all if r["ChargeCategory"] == "Usage" and r["ServiceName"] == EC2]
-        # Every machine of a fleet is billed, if at all, to one account by one service, so one watermark serves all.
-        watermark = min(max(marks) // HOUR * HOUR, self.day + DAY) if marks else None
-        for (machine, hour), seen in sorted(self.truth.observed.items()):
-            if (machine, hour) in billed:
-                continue
-            if watermark is not None and self.day + hour * HOUR < watermark:
-                self.truth.unmatched.append((machine, hour))
-                continue
-            span = self._running(machine, hour)
-            vector = self._fitted(machine, seen, span)
-            kind = self.fleet.machines[self.names[machine]].instance_type
-            price = self.fleet.machines[self.names[machine]].facts.list_price
-            amount = half_even(Fraction(price) * UNIT * span / HOUR)
-            places = sorted(vector, key=order)
-            for place, part in zip(places, largest_remainder(amount, [vector[p] for p in places]), strict=True):
-                self.truth.addresses.append(
-                    Address(
-                        f"estimate:aws/{machine}",
-                        self.day,
-                        self.day + hour * HOUR,
-                        machine,
-                        place,
-                        None,
-                        None,
-                        None,
-                        part,
-                        kind,
-                        None,
-                    )
-                )
+    def _machine_estimates(self) -> list[Estimate]:
+        """Machine-hours that can only be estimated; those that the bill should have and has not are unmatched."""
+        rows = [row for row in self.rows if row.kind == "machine" and row["ChargeCategory"] == "Usage"]
+        billed = {(row.machine, hour) for row in rows for hour in self._touched(row)}
+        self.estimator = Estimator(
+            self.fleet, self.day, self.all, self.rows, self._touched, self.alphas, self.contracted
+        )
+        running = {key: self._running(*key) for key in self.truth.observed if key not in billed}
+        found = list(self.estimator.machine_hours(running))
+        self.truth.unmatched = sorted(set(running) - {(e.resource, e.hour) for e in found})
+        return found
+
+    def _touched(self, row: Charge) -> list[int]:
+        """Hours of this day that a row touches; of one that books whole, the hour in which it begins."""
+        return [h for h, _, _ in self._overlaps(row)] if _is_spread(row) else [(row.start_ns - self.day) // HOUR]
+
+    def _estimated(self, estimate: Estimate, vector: Vector, hosts: Mapping[Place, str | None]) -> None:
+        """Adds the addresses of an estimate: its amount over a vector, in the order of places."""
+        places = sorted(vector, key=order)
+        split = largest_remainder(estimate.amount, [vector[place] for place in places])
+        label = f"estimate:{self.fleet.spec.cloud}/{estimate.resource}"
+        hour_ns = self.day + estimate.hour * HOUR
+        for place, part in zip(places, split, strict=True):
+            host = hosts.get(place)
+            kind = None if host is None else self.fleet.machines[self.names[host]].instance_type
+            paid = None, None, None, part
+            self.truth.addresses.append(Address(label, self.day, hour_ns, host, place, *paid, kind, estimate.pricing))
 
     # --- rule 9: layers ----------------------------------------------------------------------------------------------
 
     def _second_rounding(self) -> None:
-        pools: dict[tuple[int, str, int, str | None, str | None, bool], list[int]] = defaultdict(lambda: [0, 0, 0])
+        pools: dict[tuple[Any, ...], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
         for a in self.truth.addresses:
             if a.place.category == "work":
                 assert a.place.job is not None and a.place.attempt is not None
-                key = (a.hour_ns, a.place.job, a.place.attempt, a.instance_type, a.pricing, a.estimated is not None)
-                for i, value in enumerate((a.billed, a.effective, a.estimated)):
-                    pools[key][i] += value or 0
-        for (hour_ns, job, attempt, kind, pricing, is_estimate), money in sorted(pools.items(), key=repr):
+                use = a.hour_ns, a.place.job, a.place.attempt, a.instance_type
+                for i, value in enumerate((a.billed, a.effective, a.estimated, a.promotional)):
+                    pools[*use, a.pricing, a.estimated is not None, a.payer][i] += value or 0
+        for (hour_ns, job, attempt, kind, pricing, is_estimate, _), money in sorted(pools.items(), key=repr):
             weights = self._layers((hour_ns - self.day) // HOUR, job, attempt, kind)
             layers = sorted(weights)
             split = [largest_remainder(amount, [weights[x] for x in layers]) for amount in money]
             for i, layer in enumerate(layers):
-                cash, own, estimate = (column[i] for column in split)
-                paid = (None, None, estimate) if is_estimate else (cash, own, None)
+                cash, own, estimate, free = (column[i] for column in split)
+                paid = (None, None, estimate, None) if is_estimate else (cash, own, None, free)
                 self.truth.layers.append(LayerMoney(hour_ns, job, attempt, kind, pricing, layer, weights[layer], *paid))
 
     def _layers(self, hour: int, job: str, attempt: int, kind: str | None) -> dict[Layer, int]:
@@ -446,6 +459,3 @@ class _Ledger:
                 for layer, ns in found.items():
                     anything[layer] += ns
         return dict(anything)
-
-
-NOWHERE = Place(None, None, None, None, "unobserved")

@@ -1,25 +1,33 @@
 """A fleet to folders: what has arrived, what arrives late, and the bill with its restatement.
 
-`<root>/telemetry` is the first drop, `<root>/late/telemetry` the second; `<root>/bills/aws` the first delivery of the bill,
-`<root>/restated/bills/aws` the second. Each second folder is copied over the first to let it happen.
+`<root>/telemetry` is the first drop, `<root>/late/telemetry` the second; `<root>/bills/<cloud>` the first delivery of the
+bill, `<root>/restated/bills/<cloud>` the second. Each second folder is copied over the first to let it happen. Fleets of
+several clouds lie side by side in one root.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from seedance.schema import DEVICE_SAMPLES, STEP_WINDOWS
 from seedance.shard import parse_name
+from tests.fleet import export, export_azure, export_gcp
 from tests.fleet.arithmetic import UNIT
-from tests.fleet.bill import charges, instant
-from tests.fleet.export import export_files
+from tests.fleet.bill import Charge, charges, instant
 from tests.fleet.model import Fleet
 from tests.fleet.telemetry import Shard, shards
 from tests.fleet.timeline import Timeline, observe
-from tests.fleet.truth import true_ledger, usage_days
+from tests.fleet.truth import Truth, true_ledger, usage_days
 
+EXPORTS: dict[str, Callable[[Fleet, list[Charge], int], list[tuple[str, bytes]]]] = {
+    "aws": export.export_files,
+    "azure": export_azure.export_files,
+    "gcp": export_gcp.export_files,
+}
 KEPT_PPM = 600_000
 """Part of a damaged shard's bytes that arrives."""
 
@@ -75,10 +83,16 @@ def write_fleet(fleet: Fleet, root: Path | str, *, timeline: Timeline | None = N
     written.late = _put(base, "late/telemetry", second)
     written.corrupt = [f"telemetry/{path}" for path in corrupt]
     written.duplicates = [f"telemetry/{path}" for path in twice]
-    written.bill = _put(base, "bills/aws", dict(export_files(fleet, charges(fleet, 1), 1)))
+    folder = f"bills/{fleet.spec.cloud}"
+    written.bill = _put(base, folder, dict(bill_files(fleet, 1)))
     if fleet.spec.restated:
-        written.restated = _put(base, "restated/bills/aws", dict(export_files(fleet, charges(fleet, 2), 2)))
+        written.restated = _put(base, f"restated/{folder}", dict(bill_files(fleet, 2)))
     return written
+
+
+def bill_files(fleet: Fleet, delivery: int = 1) -> list[tuple[str, bytes]]:
+    """Path below the bucket or container and bytes of each file of one delivery, as the fleet's cloud delivers it."""
+    return EXPORTS[fleet.spec.cloud](fleet, charges(fleet, delivery), delivery)
 
 
 def _put(root: Path, folder: str, files: dict[str, bytes]) -> list[str]:
@@ -89,20 +103,29 @@ def _put(root: Path, folder: str, files: dict[str, bytes]) -> list[str]:
     return sorted(f"{folder}/{path}" for path in files)
 
 
-def truth_summary(fleet: Fleet, *, timeline: Timeline | None = None) -> str:
-    """True totals by usage day and category as JSON; money as text."""
-    known = timeline or observe(fleet)
-    days = {}
-    for day_ns in usage_days(fleet):
-        truth = true_ledger(fleet, timeline=known, day_ns=day_ns)
-        categories = {
-            name: {"BilledCost": money(cash), "EffectiveCost": money(own), "x_EstimatedCost": money(estimate)}
-            for name, (cash, own, estimate) in truth.by_category().items()
-        }
-        parts = truth.day_parts.values()
-        total = {"BilledCost": money(sum(p[0] for p in parts)), "EffectiveCost": money(sum(p[1] for p in parts))}
-        days[date_text(day_ns)] = {"categories": categories, "total": total}
-    return json.dumps({"currency": "USD", "days": days}, indent=1) + "\n"
+def truth_summary(*told: tuple[Fleet, Timeline]) -> str:
+    """True totals by usage day, cloud, currency and category of fleets side by side, as JSON; money as text."""
+    days: dict[str, dict[str, dict[str, Any]]] = {}
+    for fleet, timeline in told:
+        for day_ns in usage_days(fleet):
+            truth = true_ledger(fleet, timeline=timeline, day_ns=day_ns)
+            days.setdefault(date_text(day_ns), {})[fleet.spec.cloud] = {
+                currency: _totals(truth, currency) for currency in sorted({a.currency for a in truth.addresses})
+            }
+    return json.dumps({"days": dict(sorted(days.items()))}, indent=1) + "\n"
+
+
+def _totals(truth: Truth, currency: str) -> dict[str, Any]:
+    found = truth.by_category(currency)
+    categories = {
+        name: {"BilledCost": money(cash), "EffectiveCost": money(own), "x_EstimatedCost": money(estimate)}
+        for name, (cash, own, estimate) in found.items()
+    }
+    total = {
+        "BilledCost": money(sum(v[0] for v in found.values())),
+        "EffectiveCost": money(sum(v[1] for v in found.values())),
+    }
+    return {"categories": categories, "total": total}
 
 
 def date_text(day_ns: int) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 
 import pandas  # noqa: F401 - DuckDB looks for it at its first table: once here, not once a night
 
+from tasks import gates
 from tasks.io.lake import Lake
 from tests import nights
 
@@ -78,6 +79,7 @@ def main() -> int:
     parser.add_argument("--every", type=int, default=1, help="take one point in so many")
     parser.add_argument("--first", type=int, default=0, help="first point taken")
     args = parser.parse_args()
+    gates.check("collect", args.day, {}, [gates.Measure("warm, count", 0, 0)])  # its library is imported once, too
     calm = args.work / "calm"
     writes = count_writes(calm, args.fleet, args.day)
     wanted = nights.published(calm)

@@ -12,7 +12,7 @@ import fsspec
 import pytest
 
 from schemas.billing import CHARGES
-from tasks import bill
+from tasks import bill, standing
 from tasks.core import snapshots
 from tasks.errors import DeliveryError
 from tasks.io.lake import Lake
@@ -372,7 +372,7 @@ def test_a_delivery_that_newer_code_has_not_parsed_is_parsed_from_the_lake(
     bill.ingest(lake, plan)
     before = bill.days_touched(lake, plan)
     (drop / "a.csv").unlink()
-    monkeypatch.setattr(bill, "MODULES", (*bill.MODULES, "tasks.errors"))
+    monkeypatch.setattr(standing, "MODULES", (*standing.MODULES, "tasks.errors"))
     assert bill.days_touched(lake, plan) == before
     assert len(lake.store.list("steps/bill")) == 2
 

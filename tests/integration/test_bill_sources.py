@@ -14,7 +14,7 @@ import pytest
 
 from seedance.errors import StoreError
 from seedance.store import Store
-from tasks import bill
+from tasks import bill, standing
 from tasks.io import deliveries
 from tasks.io.bills import Source
 from tasks.io.lake import Lake
@@ -167,7 +167,7 @@ def test_an_altered_copy_is_never_parsed(lake: Lake, drop: Path, monkeypatch: py
     (entry,) = bill.ingest(lake, plan)
     copy = next(p for p in Path(lake.store.url, "raw/bills/s0", entry["delivery"]).iterdir() if p.suffix == ".csv")
     copy.write_bytes(csv_bytes([row(BilledCost="9")]))
-    monkeypatch.setattr(bill, "MODULES", (*bill.MODULES, "tasks.errors"))
+    monkeypatch.setattr(standing, "MODULES", (*standing.MODULES, "tasks.errors"))
     with pytest.raises(StoreError, match="altered") as caught:
         bill.snapshots_in_force(lake, plan)
     assert copy.name in str(caught.value)

@@ -20,7 +20,7 @@ from tasks.core.shards import bucket_of
 from tasks.errors import LawError, UsageError
 from tasks.io.lake import Lake, Step
 from tasks.settings import Settings
-from tests.fleet.model import full_spec
+from tests.fleet import full_spec
 from tests.fleet.roster import build
 from tests.fleet.write import write_fleet
 from tests.shard_tables import (

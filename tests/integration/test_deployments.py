@@ -67,7 +67,8 @@ def test_one_schedule_at_half_past_two_utc() -> None:
 
 
 def test_every_flow_of_the_night_has_a_deployment() -> None:
-    assert set(DEPLOYMENTS) == {"nightly", "collect", "reduce", "bill", "reconcile", "publish", "backfill"}
+    stages = {"collect", "reduce", "bill", "reconcile", "publish", "tier"}
+    assert set(DEPLOYMENTS) == stages | {"nightly", "backfill", "explain", "plan", "verify", "sweep", "rebuild"}
 
 
 def test_where_it_runs_is_said_and_not_baked_in() -> None:

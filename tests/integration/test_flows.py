@@ -47,7 +47,7 @@ def test_nightly_publishes_and_leaves_artifacts(fleet: tuple[FleetSpec, str], tm
     page, table = asyncio.run(_artifacts("nightly"))
     assert spec.day in page and "| reconcile_days |" in page
     rows = json.loads(table)
-    assert [r["BilledCost"] for r in rows if r["category"] == "difference"] in (["0"], ["0E-12"])
+    assert [r["BilledCost"] for r in rows if r["category"] == "difference"] == ["0.000000000000"]
 
 
 async def _artifacts(name: str) -> tuple[str, str]:

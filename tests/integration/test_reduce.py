@@ -21,12 +21,12 @@ from tasks.errors import LawError, SettingsError
 from tasks.io.engine import map_buckets
 from tasks.io.lake import Lake, Step
 from tasks.settings import Settings
-from tests.fleet import model, roster, telemetry, timeline
+from tests.fleet import full_spec, roster, telemetry, timeline
 from tests.shard_tables import shard
 from tests.telling import DAY as TOLD_DAY
 from tests.telling import op, step
 
-SPEC = model.full_spec(5, hours=3)
+SPEC = full_spec(5, hours=3)
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +59,7 @@ def test_tables_are_written_and_reused(tmp_path: Path, shards: dict[str, bytes])
         "shards": len(shards),
         "duplicate_rows": {},
         "conflicting_rows": {},
+        "replaced_ns": 0,
     }
     table = lake.read(made.handles[DEVICE_HOURLY.name], DEVICE_HOURLY)
     assert table.num_rows == made.handles[DEVICE_HOURLY.name].rows > 50

@@ -58,7 +58,7 @@ def random_day(seed: int) -> Inputs:
         gpu_counts={"two.gpu": 2, "one.gpu": 1},
         prices=build(PRICES, prices),
         watermarks=marks if rng.random() < 0.8 else {},
-        default_region="us-east-1",
+        default_region={"aws": "us-east-1", "gcp": "us-central1"},
     )
 
 
@@ -80,9 +80,31 @@ def _usage(
             if rng.random() < 0.5:
                 volumes.append((hour, rng.choice(["vol-1", "vol-2"]), machine))
             for gpu in range(rng.randint(1, 2)):
-                usage += _device_hour(rng, hour, machine, f"GPU-{machine}-{gpu}", work)
+                for name, cut in _layout(rng, f"GPU-{machine}-{gpu}"):
+                    usage += [r | cut for r in _device_hour(rng, hour, machine, name, work)]
     seen = {(w["hour_utc"], w["job_id"], w["layer"], w["instance_type"]): w for w in work}
     return usage, list(seen.values()), sorted(set(volumes))
+
+
+def _layout(rng: random.Random, gpu: str) -> list[tuple[str, dict[str, object]]]:
+    """A GPU as it is, or its slices in this hour: all seven, fewer, or more than it can have."""
+    if rng.random() < 0.7:
+        return [(gpu, {})]
+    total = rng.choice([4, 7])
+    sizes = [rng.randint(1, 4) for _ in range(rng.randint(1, 3))]
+    return [(f"MIG-{gpu}-{i}", {"parent_uuid": gpu, "mig_slices": k, "mig_total": total}) for i, k in enumerate(sizes)]
+
+
+def _bill_facts(rng: random.Random, effective: str) -> dict[str, object]:
+    """Who invoices a row, in which currency and month, and what of it a promotion paid."""
+    facts: dict[str, object] = {
+        "BillingCurrency": rng.choice(["USD", "USD", "USD", "EUR"]),
+        "InvoiceId": rng.choice([None, "inv-1", "inv-2"]),
+        "BillingPeriodStart": rng.choice([DAY, DAY, DAY.replace(month=9)]),
+    }
+    if rng.random() < 0.3:
+        facts["x_PromotionalCost"] = -abs(Decimal(effective)) // 3 if rng.random() < 0.5 else Decimal("-0.000000000007")
+    return facts
 
 
 def _device_hour(
@@ -125,6 +147,12 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
             "ConsumedUnit": "Units",
             "ConsumedQuantity": Decimal(7),
         }
+    if rng.random() < 0.2:
+        quantity = {
+            "PricingQuantity": Decimal(rng.randint(0, 12 * int(hours * 10**9))).scaleb(-9),
+            "PricingUnit": rng.choice(["hour", "gibibyte hour", "vcpu-hours", "GiBy.h"]),
+            "x_UnitsPerMachine": rng.choice([Decimal(12), Decimal("3.75"), Decimal(7), None]),
+        }
     if rng.random() < 0.1:
         quantity = {}
     status = rng.choice([None, None, "Used"])
@@ -148,13 +176,15 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
             "ChargeCategory": rng.choice(["Credit", "Adjustment"]),
             "ChargeClass": rng.choice([None, "Correction"]),
         }
-    effective = _amount(rng) if status else None
-    return charge(f"m{i}", "0" if status else _amount(rng), effective, **(facts | quantity))  # type: ignore[arg-type]
+    billed = "0" if status else _amount(rng)
+    effective = _amount(rng) if status else billed
+    facts |= quantity | _bill_facts(rng, effective)
+    return charge(f"m{i}", billed, effective, **facts)  # type: ignore[arg-type]
 
 
 def _other_row(rng: random.Random, i: int) -> dict[str, object]:
     kind = rng.choice(
-        ["storage", "shared", "support", "rounding", "untied", "other", "dependant", "dependant", "dependant"]
+        ["storage", "shared", "support", "rounding", "commitment_unused", "untied", "other", *["dependant"] * 3]
     )
     hours = rng.choice([1, 1, 24, 0.75, 3])
     facts: dict[str, object] = {
@@ -172,7 +202,9 @@ def _other_row(rng: random.Random, i: int) -> dict[str, object]:
         facts["x_MachineId"] = rng.choice([*MACHINES, "i-8"])
     if rng.random() < 0.2:
         facts["CommitmentDiscountId"] = "sp-1"
-    return charge(f"o{i}", _amount(rng), _amount(rng), **facts)  # type: ignore[arg-type]
+    effective = _amount(rng)
+    facts |= _bill_facts(rng, effective)
+    return charge(f"o{i}", _amount(rng), effective, **facts)  # type: ignore[arg-type]
 
 
 def agree(day: Inputs) -> pa.Table:
@@ -190,11 +222,12 @@ def agree(day: Inputs) -> pa.Table:
         ledger.addresses,
         ledger.layers,
         ledger.spans,
+        alphas=day.alphas or {},
+        contracted=day.contracted or {},
     )
-    reconciled = reconciliation_hourly(day, ledger)
-    assert sum(r["BilledCost"] or 0 for r in reconciled.to_pylist()) == sum(
-        money.decimal(cash) for cash, _ in ledger.usage_units.values()
-    )
+    reconciled = reconciliation_hourly(day, ledger.pairs)
+    paid = [pair.paid.cash for pair in ledger.pairs if pair.paid is not None and len(pair.paid.currencies) == 1]
+    assert money.total(reconciled["BilledCost"].to_pylist()) == money.decimal(sum(paid))
     date = dt.date.fromisoformat(day.day)
     for report in (
         job_daily(date, ledger.addresses, ledger.spans, day.jobs),

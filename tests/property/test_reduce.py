@@ -19,7 +19,7 @@ from seedance.schema import DEVICE_SAMPLES, TELEMETRY
 from seedance.shard import read_shard
 from tasks.core import usage
 from tasks.core.layers import Segment, sweep
-from tests.fleet import model, observed, roster, telemetry, timeline
+from tests.fleet import full_spec, model, observed, roster, telemetry, timeline
 from tests.shard_tables import SECOND
 from tests.telling import DAY, HOUR_NS, Told, begin, day_of, host, op, processes, readings, step
 
@@ -196,7 +196,7 @@ def reduced(
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("with_late", [True, False])
 def test_the_truth_of_a_fleet_is_found(seed: int, with_late: bool) -> None:
-    spec = model.full_spec(seed, hours=3)
+    spec = full_spec(seed, hours=3)
     fleet, happened, made = reduced(spec, with_late=with_late)
     machines = {m.instance_id: i for i, m in enumerate(fleet.machines)}
     found: dict[tuple[int, int], dict[tuple[Any, ...], int]] = defaultdict(dict)
@@ -218,7 +218,7 @@ def test_the_truth_of_a_fleet_is_found(seed: int, with_late: bool) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_sample_of_units_keeps_categories_and_bounds_layers(seed: int) -> None:
-    fleet, happened, made = reduced(model.full_spec(seed, hours=3, sample_ppm=50_000))
+    fleet, happened, made = reduced(full_spec(seed, hours=3, sample_ppm=50_000))
     truth = observed.layer_time(happened)
     pools: dict[tuple[Any, ...], int] = defaultdict(int)
     for pool, known in truth.items():
@@ -232,7 +232,7 @@ def test_a_sample_of_units_keeps_categories_and_bounds_layers(seed: int) -> None
 
 
 def test_buckets_do_not_change_the_result() -> None:
-    spec = model.full_spec(7, hours=2)
+    spec = full_spec(7, hours=2)
     results = [reduced(spec, count=count)[2] for count in (1, 8)]
     assert all(results[0][name].equals(results[1][name]) for name in results[0])
 

@@ -81,7 +81,7 @@ def test_prices_are_the_catalogue_s_to_the_digit() -> None:
     table = list_prices()
     assert table.schema.equals(PRICES.arrow)
     priced = [(i.cloud, i.instance_type) for i in gpu_instances() if i.on_demand_usd_per_hour is not None]
-    standard = [r for r in table.to_pylist() if r["PricingCategory"] == "Standard"]
+    standard = [r for r in table.to_pylist() if r["PricingCategory"] == "Standard" and r["PricingUnit"] == "Hours"]
     assert sorted(priced) == sorted((r["x_Cloud"], r["SkuId"]) for r in standard)
     latest = latest_prices(table)
     assert latest["aws", "g5.4xlarge", "us-east-1", "Standard"] == Decimal("1.624")

@@ -24,6 +24,7 @@ from tests.fleet import (
     Truth,
     build,
     bundled_spec,
+    bundled_specs,
     charges,
     deliveries,
     observe,
@@ -39,6 +40,7 @@ from tests.fleet.__main__ import main, parse_switches
 from tests.fleet.arithmetic import units
 from tests.fleet.export import BUCKET, EXPORT, PREFIX, export_files
 from tests.fleet.model import DAY, HOUR
+from tests.fleet.write import bill_files
 
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
@@ -169,6 +171,26 @@ def _daily(seen: Seen) -> bool:
     return len(rows) == 1 and rows[0].end_ns - rows[0].start_ns == DAY
 
 
+def _told(seen: Seen) -> bool:
+    stated = [json.loads(r["payload"]) for r in seen.rows[EVENTS.name] if r["kind"] == "block_device"]
+    return {(p["bytes"] >> 30, p["type"]) for p in stated} == {(1_000, "gp3"), (1_200, "gp3")}
+
+
+def _sliced(seen: Seen) -> bool:
+    named = {r["mig_profile"] for r in seen.rows[DEVICE_SAMPLES.name] if r["mig_uuid"]}
+    cut = {m.device(piece.gpu) for m in seen.fleet.machines for piece in m.slices}
+    rest = [a for a in seen.places("idle") if a.place.device in cut]
+    held = {a.place.job for a in seen.places("work") if str(a.place.device).startswith("MIG-")}
+    return bool(named) and bool(rest) and len(held) == 3
+
+
+def _limited(seen: Seen, owner: str) -> bool:
+    limits = {r["mps_limit_ppm"] for r in seen.rows[PROCESS_SAMPLES.name] if r["owner_source"] == owner}
+    idle = [a for a in seen.places("idle") if a.machine == seen.fleet.machines[-1].instance_id]
+    jobs = {a.place.job for a in seen.places("work") if a.machine == seen.fleet.machines[-1].instance_id}
+    return None not in limits and bool(limits) and bool(idle) and len(jobs) == 2
+
+
 def _restart(seen: Seen) -> bool:
     return {a.place.attempt for a in seen.places("startup")} == {a.place.attempt for a in seen.places("work")} == {0, 1}
 
@@ -192,6 +214,10 @@ SHOWS: list[tuple[dict[str, Any], Callable[[Seen], bool]]] = [
     ({"disk": "daily"}, lambda s: _volume(s, "daily")),
     ({"disk": ""}, lambda s: not s.fleet.volumes and all(r["kind"] != "block_device" for r in s.rows[EVENTS.name])),
     ({"lost_volume": True}, lambda s: any("gp3" in a.charge for a in s.places("untied"))),
+    ({"volume_facts": True}, _told),
+    ({"mig": True}, _sliced),
+    ({"mps": True}, lambda s: _limited(s, "mps")),
+    ({"fractions": True}, lambda s: _limited(s, "k8s")),
     ({"storage": True}, lambda s: bool(s.places("storage"))),
     ({"tax": True}, lambda s: bool(s.places("tax"))),
     ({"credit": True}, lambda s: sum(a.billed for a in s.places("credit")) < 0),
@@ -215,8 +241,23 @@ def test_a_switch_shows(switches: dict[str, Any], shows: Callable[[Seen], bool])
 def test_every_switch_has_a_test_that_it_shows() -> None:
     shown = {name for switches, _ in SHOWS for name in switches}
     elsewhere = {"corrupt_shard", "duplicate_shard", "decimals", "parts", "bundled", "sample_ppm", "blocks"}
+    on_clouds = {
+        "cloud",
+        "currency",
+        "cluster_fee",
+        "network_fees",
+        "reservation",
+        "capacity_reservation",
+        "nested_credits",
+        "neighbour_month",
+        "two_months",
+        "closed_correction",
+        "second_currency",
+        "scale_set",
+    }
+    of_time = {"mig", "mps", "fractions", "volume_facts"}
     shape = {"seed", "day", "first_hour", "hours", "period_s", "window_s", "op_window_s"}
-    assert set(FleetSpec.__dataclass_fields__) == shown | elsewhere | shape
+    assert set(FleetSpec.__dataclass_fields__) == shown | elsewhere | shape | on_clouds | of_time
 
 
 def test_a_damaged_shard_cannot_be_read_and_its_time_is_unobserved(tmp_path: Path) -> None:
@@ -304,22 +345,27 @@ def _named(shards: dict[str, bytes]) -> dict[str, pa.Table]:
 
 
 def test_the_samples_are_what_their_command_writes() -> None:
-    fleet = build(bundled_spec())
-    timeline = observe(fleet)
+    told = [(fleet, observe(fleet)) for fleet in map(build, bundled_specs())]
     samples = ROOT / "samples"
-    assert (samples / "truth.json").read_text(encoding="utf-8") == truth_summary(fleet, timeline=timeline)
-    first, second, _, _ = telemetry_files(fleet, timeline)
+    assert (samples / "truth.json").read_text(encoding="utf-8") == truth_summary(*told)
     drop = samples / "telemetry"
     found = {path.relative_to(drop).as_posix(): path.read_bytes() for path in drop.rglob("*.parquet")}
-    assert not second and _named(found) == _named(first)
-    export = samples / "bills/aws"
-    bill = {path.relative_to(export).as_posix(): path.read_bytes() for path in export.rglob("*") if path.is_file()}
-    files = dict(export_files(fleet, charges(fleet)))
-    assert set(bill) == set(files)
-    for path, data in files.items():
-        same = [pq.read_table(pa.BufferReader(x)) if path.endswith(".parquet") else x for x in (data, bill[path])]
-        assert same[0] == same[1]
-    assert sum(path.stat().st_size for path in samples.rglob("*") if path.is_file()) < 6 * MIB
+    first: dict[str, bytes] = {}
+    for fleet, timeline in told:
+        shards, second, _, _ = telemetry_files(fleet, timeline)
+        assert not second and not set(shards) & set(first)
+        first |= shards
+    assert _named(found) == _named(first)
+    for fleet, _ in told:
+        export = samples / "bills" / fleet.spec.cloud
+        bill = {path.relative_to(export).as_posix(): path.read_bytes() for path in export.rglob("*") if path.is_file()}
+        files = dict(bill_files(fleet))
+        assert set(bill) == set(files)
+        for path, data in files.items():
+            same = [pq.read_table(pa.BufferReader(x)) if path.endswith(".parquet") else x for x in (data, bill[path])]
+            assert same[0] == same[1]
+    sizes = [path.stat().st_size for path in samples.rglob("*") if path.is_file()]
+    assert sum(sizes) < 7 * MIB and max(sizes) < MIB
 
 
 def test_the_bundled_day_keeps_its_machines_and_lies_on_the_first_of_a_month() -> None:

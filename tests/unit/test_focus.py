@@ -228,6 +228,24 @@ def test_objects_are_canonical() -> None:
             json_column(pa.array(["{}", bad]), "Tags", PLACE)
 
 
+def test_records_of_key_and_value_are_objects_in_any_order() -> None:
+    pair = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string()), ("inherited", pa.bool_())]))
+    rows = [
+        [{"key": "b", "value": "2"}, {"key": "a", "value": "1"}],
+        [{"key": "a", "value": "1"}, {"key": "b", "value": "2", "inherited": True}],
+        [{"key": "a", "value": "2"}, {"key": "b"}, {"key": "a", "value": "1"}],
+        [],
+        None,
+    ]
+    assert json_column(pa.array(rows, pair), "Tags", PLACE).to_pylist() == [
+        '{"a":"1","b":"2"}',
+        '{"a":"1","b":"2"}',
+        '{"a":["1","2"],"b":""}',
+        None,
+        None,
+    ]
+
+
 def test_identifiers_are_text_and_never_doubles() -> None:
     assert text_column(pa.array([42, None]), "InvoiceId", PLACE).to_pylist() == ["42", None]
     assert text_column(pa.array([None, None], pa.float64()), "InvoiceId", PLACE).to_pylist() == [None, None]
@@ -247,7 +265,13 @@ def key(**changes: str) -> str:
 
 def test_a_row_is_stored_under_focus_names() -> None:
     stored = normalised(row(x_UsageType="BoxUsage:g5.4xlarge"))
-    assert stored.column_names == [c.name for c in focus.STORED] + ["x_ChargeKey", "x_Cloud"]
+    assert stored.column_names == [
+        *(c.name for c in focus.STORED),
+        "x_PromotionalCost",
+        "x_ChargeKey",
+        "x_Cloud",
+        *focus.ASIDE,
+    ]
     (found,) = stored.to_pylist()
     assert found["BilledCost"] == Decimal("1.624")
     assert found["x_Cloud"] == "aws"
@@ -271,10 +295,18 @@ def test_a_missing_mandatory_column_is_refused(name: str) -> None:
 
 def test_a_provider_column_is_needed_and_later_names_are_read() -> None:
     table = text_table([row()]).drop_columns(["ProviderName"])
-    with pytest.raises(DeliveryError, match="ProviderName"):
+    with pytest.raises(DeliveryError, match="ProviderName or ServiceProviderName"):
         focus.normalise(table, PLACE)
     later = table.append_column("ServiceProviderName", pa.array(["Google Cloud"]))
     assert focus.normalise(later, PLACE).rows["x_Cloud"].to_pylist() == ["gcp"]
+
+
+def test_an_export_with_a_provider_column_is_told_by_it_first() -> None:
+    names = {"ServiceProviderName": "Model House", "HostProviderName": "AWS", "InvoiceIssuerName": "AWS"}
+    found = normalised(row(**names, ProviderName="Microsoft"), row(**names, ProviderName=""))
+    assert found["x_Cloud"].to_pylist() == ["azure", "model house"]
+    with pytest.raises(DeliveryError, match="a provider in every row, in ProviderName or ServiceProviderName or Host"):
+        normalised(row(InvoiceIssuerName="AWS"), row(InvoiceIssuerName="AWS", ProviderName=""))
 
 
 @pytest.mark.parametrize("name", ["BilledCost", "EffectiveCost", "ChargePeriodEnd", "BillingAccountId", "ProviderName"])
@@ -327,6 +359,7 @@ def test_clouds(provider: str, cloud: str) -> None:
         ("x_BilledCostInUsd", "2"),
         ("x_EffectiveUnitPrice", "2"),
         ("x_Discounts", "{}"),
+        ("x_Credits", '[{"type": "PROMOTION", "amount": -1}]'),
         ("RegionId", ""),
         ("x_NewColumn", ""),
     ],
@@ -347,6 +380,9 @@ def test_the_key_does_not_know(name: str, value: str) -> None:
         ("x_CostCategories", '{"a": "b"}'),
         ("RegionId", "us-east-1"),
         ("x_Corporate", "a"),
+        ("x_SystemLabels", '{"compute.googleapis.com/cores": "8"}'),
+        ("x_CostType", "regular"),
+        ("x_InvoiceMonth", "202611"),
         ("x_LoadBalancer", "a"),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_step_that_cannot_be_read_is_made_again(lake: Lake, text: str, caplog:
     assert run_step(lake, "reduce", "k", lambda: made(lake, 2)) == (step, True)
 
 
-@pytest.mark.parametrize("text", ["", '{"commit":', "[]", '{"commit":1,"etags":[]}'])
+@pytest.mark.parametrize("text", ["", '{"commit":', "[]", '{"commit":1,"etags":[]}', '{"check":"x","commit":1.5}'])
 def test_a_record_of_a_day_that_cannot_be_read_is_written_again(lake: Lake, text: str) -> None:
     file = published(lake) / "report" / "_days" / f"{DAY}.json"
     whole = file.read_bytes()

@@ -38,7 +38,7 @@ def inputs(
         "gpu_counts": {"two.gpu": 2, "one.gpu": 1},
         "prices": build(PRICES, []),
         "watermarks": {},
-        "default_region": "us-east-1",
+        "default_region": {"aws": "us-east-1"},
     }
     return Inputs(**(defaults | facts))  # type: ignore[arg-type]
 
@@ -253,7 +253,7 @@ def test_an_estimate_without_a_price_is_a_finding_not_a_zero() -> None:
     ledger = settle(inputs(charges(), devices(device(TEN, "idle", 3600, instance_type="one.gpu"))))
     assert len(ledger.addresses) == 0
     assert ledger.hours.slots[0].findings == {"no_price"}
-    hourly = reconciliation_hourly(inputs(charges(), devices()), ledger).to_pylist()
+    hourly = reconciliation_hourly(inputs(charges(), devices()), ledger.pairs).to_pylist()
     assert [(r["x_State"], r["x_EstimatedCost"], r["x_Finding"]) for r in hourly] == [("provisional", None, "no_price")]
 
 

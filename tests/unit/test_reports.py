@@ -85,17 +85,22 @@ def test_without_telemetry_there_is_no_estimate_to_compare() -> None:
     day = inputs(
         charges(machine("m", "4.00", x_InstanceType="one.gpu")), devices(), prices=build(PRICES, [spot_price("3")])
     )
-    (row,) = reconciliation_hourly(day, settle(day)).to_pylist()
+    (row,) = reconciliation_hourly(day, settle(day).pairs).to_pylist()
     assert (row["x_ListEstimate"], row["x_ApeBefore"], row["x_Finding"]) == (None, None, "no_telemetry")
 
 
 def test_a_spot_machine_is_compared_with_the_spot_price() -> None:
     bill = charges(machine("m", "4.00", x_InstanceType="one.gpu", PricingCategory="Dynamic"))
     day = inputs(bill, devices(device(TEN, "idle", 3600)), prices=build(PRICES, [spot_price("3")]))
-    hourly = reconciliation_hourly(day, settle(day))
+    hourly = reconciliation_hourly(day, settle(day).pairs)
     (row,) = hourly.to_pylist()
     assert (row["x_PriceSource"], row["x_ListEstimate"], row["x_ApeBefore"]) == ("spot", Decimal(3), 0.25)
-    assert errors(hourly) == {"mape": Decimal("0.25"), "weighted_mape": Decimal("0.25")}
+    assert errors(hourly) == [
+        {
+            "cloud": "aws", "service": "Amazon Elastic Compute Cloud", "currency": "USD", "hours": 1,
+            "mape_before": "0.250000", "weighted_mape_before": "0.250000", "mape_after": None, "weighted_mape_after": None,
+        }
+    ]  # fmt: skip
 
 
 def test_a_report_that_loses_a_unit_is_stopped() -> None:

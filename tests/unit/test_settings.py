@@ -38,7 +38,7 @@ def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == Settings()
     assert (found.lake, found.telemetry, found.bills, found.buckets) == ("lake", None, (), 8)
     assert (found.look_back_days, found.scheduler, found.workers) == (35, "threads", 2)
-    assert found.default_region == "us-east-1"
+    assert found.default_region.azure == "eastus"
 
 
 def test_argument_before_environment_before_file_before_default(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,12 @@ LEDGERS = dict(snapshots.LEDGERS)
 MICRO = 1_000
 
 
-def charges(*rows: dict[str, str], kind: str = "machine") -> pa.Table:
+def charges(*rows: dict[str, str], kind: str = "machine", units: str | None = None) -> pa.Table:
     table = focus.normalise(text_table(rows), Place("aws", "x.csv")).rows
-    return table.append_column("x_Class", pa.array([kind] * len(table), pa.string()))
+    table = table.append_column("x_Class", pa.array([kind] * len(table), pa.string()))
+    table = table.append_column("x_MachineId", ties.machine_ids(table))
+    per = pa.array([None if units is None else Decimal(units)] * len(table), MONEY)
+    return table.append_column("x_UnitsPerMachine", per)
 
 
 def at(table: pa.Table, start: int, end: int) -> pa.Table:
@@ -159,7 +162,7 @@ def test_deliveries_that_share_a_charge_with_a_newer_one_are_told() -> None:
     ("changes", "found"),
     [
         ({"ConsumedQuantity": "40000"}, None),
-        ({"ConsumedQuantity": "-40000.000000000001"}, ("ConsumedQuantity", 1)),
+        ({"ConsumedQuantity": "-40000.0001"}, ("ConsumedQuantity", 1)),
         ({"ConsumedQuantity": "99999999", "ConsumedUnit": "GB-Hours"}, None),
         ({"ConsumedQuantity": "99999999", "ResourceId": ""}, None),
         ({"PricingQuantity": "144000001", "PricingUnit": "Seconds"}, ("PricingQuantity", 1)),
@@ -170,14 +173,24 @@ def test_time_of_a_machine_stays_within_what_64_devices_can_hold(
     changes: dict[str, str], found: tuple[str, int] | None
 ) -> None:
     table = charges(row(), row(**changes), row())
-    assert snapshots.too_long(table, ties.machine_ids(table)) == found
-    assert MOST_TIME_NS * 64 < 2**63
+    assert snapshots.too_long(table) == found
+    assert MOST_TIME_NS * snapshots.MOST_HOURS / 40_000 * 64 < 2**63
+
+
+def test_time_of_a_meter_is_that_of_its_machine() -> None:
+    def rows(**changes: str) -> pa.Table:
+        return charges(row(**{"ConsumedUnit": "gibibyte hour", **changes}), units="200")
+
+    assert snapshots.too_long(rows(ConsumedQuantity="7999999")) is None
+    assert snapshots.too_long(rows(ConsumedQuantity="8000100")) == ("ConsumedQuantity", 0)
+    assert snapshots.too_long(charges(row(ConsumedQuantity="8000100", ConsumedUnit="gibibyte hour"))) is None
+    assert snapshots.too_long_together(pa.concat_tables([rows(ConsumedQuantity="5000000")] * 2)) is not None
 
 
 def test_time_of_a_machine_and_day_is_added_up_by_meter() -> None:
     def together(*meters: str) -> tuple[str, str] | None:
         table = charges(*(row(ConsumedQuantity="1200001", ConsumedUnit="Minutes", SkuMeter=m) for m in meters))
-        return snapshots.too_long_together(table, ties.machine_ids(table))
+        return snapshots.too_long_together(table)
 
     assert together("a", "a") == ("i-0aaaabbbbccccdddd", "2026-11-10")
     assert together("a", "b") is None
@@ -245,6 +258,14 @@ def test_sums_that_could_overflow_are_told() -> None:
 )
 def test_units_of_time(unit: str | None, ns: int | None) -> None:
     assert time_unit_ns(unit) == ns
+    assert time_unit_ns(unit, metered=True) == (HOUR_NS if unit == "vCPU-Hours" else ns)
+
+
+@pytest.mark.parametrize(
+    "unit", ["gibibyte hour", "GiBy.h", "GiB-hours", "GiB hours", "vCPU-Hour", "core-hours", "GPU-hours"]
+)
+def test_units_of_a_part_of_a_machine_are_time_where_the_machine_is_known(unit: str) -> None:
+    assert (time_unit_ns(unit), time_unit_ns(unit, metered=True)) == (None, HOUR_NS)
 
 
 def test_quantities_of_time_are_half_even() -> None:

@@ -141,6 +141,27 @@ def test_a_change_deep_below_a_stage_changes_its_key(monkeypatch: pytest.MonkeyP
     assert step_module._with_imports({"tasks.top"}) == {"tasks.top", "tasks.core.middle", "tasks.core.deep"}
 
 
+BESIDE_STAGES = {
+    f"tasks.core.{name}"
+    for name in (
+        "completeness",
+        "configurations",  # the Pareto front
+        "contracts",  # gates
+        "explain",
+        "garbage",
+        "levels",
+        "named",
+        "pareto",
+        "pareto_export",
+        "pools",
+        "tier_policy",  # checkpoint tiers
+        "tiering",
+        "tree",  # the page
+    )
+}
+"""Pure code of commands that make no bytes of a committed day."""
+
+
 def test_the_stages_cover_all_pure_code_of_the_pipeline() -> None:
     core = {f"tasks.core.{p.stem}" for p in (step_module.ROOT / "tasks" / "core").glob("*.py") if p.stem != "__init__"}
-    assert core - step_module._with_imports(set(STAGES)) == set()
+    assert core - step_module._with_imports(set(STAGES)) - BESIDE_STAGES == set()

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from seedance.catalogue import gpu_instances
+from seedance.schema import MONEY
 from tasks.core import focus, ties
 from tasks.core.focus_values import Place
 from tasks.errors import SettingsError
@@ -16,7 +17,6 @@ from tests.bills import row, text_table
 
 FILE = Path(__file__).resolve().parents[2] / "tasks" / "rules" / "ties.csv"
 RULES = ties.parse_rules(FILE.read_text(encoding="utf-8"), where="ties.csv")
-TYPES = frozenset(i.instance_type for i in gpu_instances())
 EC2 = "Amazon Elastic Compute Cloud"
 VM = "/subscriptions/S1/resourceGroups/RG/providers/Microsoft.Compute/virtualMachines/Gpu-1"
 SET = "/subscriptions/s1/resourcegroups/rg/providers/microsoft.compute/virtualmachinescalesets/pool"
@@ -24,11 +24,12 @@ GCE = "//compute.googleapis.com/projects/p/zones/z/instances/1234567890123456789
 
 
 def tied(**changes: str) -> dict[str, Any]:
-    rows = focus.normalise(
-        text_table([{"x_UsageType": "", "SkuPriceDetails": "", **row(**changes)}]), Place("aws", "x")
-    ).rows
-    (found,) = ties.tie(rows, RULES, TYPES).to_pylist()
-    return found
+    blank = dict.fromkeys(
+        ("x_UsageType", "SkuPriceDetails", "SkuMeter", "x_SkuDetails", "x_SystemLabels", "x_Credits"), ""
+    )
+    rows = focus.normalise(text_table([{**blank, **row(**changes)}]), Place("aws", "x")).rows
+    (found,) = ties.tie(rows, RULES, gpu_instances()).to_pylist()
+    return dict(found)
 
 
 def azure(**changes: str) -> dict[str, Any]:
@@ -174,9 +175,92 @@ def test_gcp_rows() -> None:
     assert gcp(ServiceName="Cloud Storage", ResourceId="//b")["x_Class"] == "storage"
 
 
+A100 = '{"ServiceType": "Standard_NC24ads_A100_v4", "VMName": "Pool_12"}'
+
+
+@pytest.mark.parametrize(
+    ("facts", "machine"),
+    [
+        ({"x_SkuDetails": A100, "ResourceId": SET}, f"{SET}/virtualmachines/12"),
+        ({"x_SkuDetails": A100, "ResourceId": SET.upper()}, f"{SET}/virtualmachines/12"),
+        (
+            {
+                "SkuPriceDetails": '{"x_ServiceType": "standard_nc24ads_a100_v4", "x_VMName": "pool_0"}',
+                "ResourceId": SET,
+            },
+            f"{SET}/virtualmachines/0",
+        ),
+        ({"x_SkuDetails": A100, "ResourceId": f"{SET}2"}, None),
+        ({"x_SkuDetails": A100.replace("Pool_12", "Pool"), "ResourceId": SET}, None),
+        ({"x_SkuDetails": A100, "ResourceId": VM}, VM.lower()),
+    ],
+)
+def test_machines_of_azure_scale_sets(facts: dict[str, str], machine: str | None) -> None:
+    found = azure(**facts)
+    assert found["x_MachineId"] == machine
+    assert found["x_Class"] == ("untied" if machine is None else "machine")
+    assert found["x_InstanceType"] == "Standard_NC24ads_A100_v4"
+
+
+def test_licences_are_billed_beside_machines() -> None:
+    found = azure(
+        SkuPriceDetails='{"InstanceType": "Standard_NC24ads_A100_v4"}', ServiceName="Virtual Machines Licenses"
+    )
+    assert (found["x_Class"], found["x_TieRule"], found["x_MachineId"]) == (
+        "untied",
+        "azure-licence-service",
+        VM.lower(),
+    )
+    found = gcp(ChargeDescription="Licensing Fee for RHEL on VM with 6 to 127 VCPU", SkuPriceDetails=A3)
+    assert (found["x_Class"], found["x_TieRule"], found["x_MachineId"]) == ("untied", "gcp-licence", GCE)
+
+
+A3 = '{"InstanceType": "a3-highgpu-8g"}'
+
+
+@pytest.mark.parametrize(
+    ("text", "unit", "rule", "units"),
+    [
+        ("A3 Instance Core running in Americas", "hour", "gcp-gpu-core", 208),
+        ("Spot Preemptible A3 Instance Ram running in Americas", "byte-seconds", "gcp-gpu-ram", 1872),
+        ("A3 Instance Ram running in Americas", "GiBy.h", "gcp-gpu-ram", 1872),
+        ("Nvidia H100 80GB GPU attached to Spot Preemptible VMs", "seconds", "gcp-gpu-gpu", 8),
+        ("a3-highgpu-8g running", "Hours", "gcp-gpu-machine", None),
+        ("SSD backed Local Storage", "gibibyte month", "gcp-machines", None),
+        ("Network Internet Egress", "bytes", "gcp-machines", None),
+        ("Program to ramp cored graphs", "bytes", "gcp-machines", None),
+    ],
+)
+def test_meters_of_a_gcp_machine(text: str, unit: str, rule: str, units: int | None) -> None:
+    for facts in ({"ChargeDescription": text}, {"SkuMeter": text}):
+        found = gcp(ConsumedUnit=unit, SkuPriceDetails=A3, **facts)
+        assert (found["x_TieRule"], found["x_UnitsPerMachine"], found["x_MachineId"]) == (rule, units, GCE)
+        assert found["x_Class"] == ("untied" if rule == "gcp-machines" else "machine")
+
+
+def test_a_type_that_the_catalogue_does_not_have_has_no_units() -> None:
+    found = gcp(ChargeDescription="A9 Instance Core", SkuPriceDetails='{"InstanceType": "a9-huge-8g"}')
+    assert (found["x_TieRule"], found["x_UnitsPerMachine"]) == ("gcp-gpu-core", None)
+
+
+def test_the_type_of_a_gcp_machine_can_stand_in_a_system_label() -> None:
+    found = gcp(ChargeDescription="x", x_SystemLabels='{"compute.googleapis.com/machine_spec": "a3-highgpu-8g"}')
+    assert (found["x_InstanceType"], found["x_TieRule"]) == ("a3-highgpu-8g", "gcp-gpu-machine")
+    found = gcp(SkuPriceDetails=A3, x_SystemLabels='{"compute.googleapis.com/machine_spec": "g2-standard-4"}')
+    assert found["x_InstanceType"] == "a3-highgpu-8g"
+
+
+def test_a_fee_less_what_was_used_of_it_is_unused_commitment() -> None:
+    offset = '[{"type": "FEE_UTILIZATION_OFFSET", "amount": -3}, {"type": "DISCOUNT", "amount": -1}]'
+    facts = {"ChargeCategory": "Purchase", "CommitmentDiscountId": "cud", "ResourceId": ""}
+    assert gcp(**facts, x_Credits=offset)["x_Class"] == "commitment_unused"
+    assert gcp(**facts)["x_Class"] == "untied"
+    assert gcp(**{**facts, "ChargeCategory": "Usage"}, x_Credits=offset)["x_Class"] == "untied"
+
+
 def test_an_empty_table_is_tied() -> None:
     rows = focus.normalise(text_table([row()]), Place("aws", "x")).rows
-    assert ties.tie(rows.slice(0, 0), RULES, TYPES).column_names == list(ties.RESULT)
+    assert ties.tie(rows.slice(0, 0), RULES, gpu_instances()).column_names == list(ties.RESULT)
 
 
 def test_the_first_rule_wins_and_every_class_has_a_rule() -> None:
@@ -186,18 +270,21 @@ def test_the_first_rule_wins_and_every_class_has_a_rule() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "expected"),
+    ("changes", "expected"),
     [
-        ("a,nonsense,^aws$,,,,,,,,,,x", "class among"),
-        ("a,untied,,,,,,,,,,,x", "at least one condition"),
-        ("a,untied,([,,,,,,,,,,x", "regular expression"),
-        ("a,untied,(?=x),,,,,,,,,,x", "regular expression"),
-        ("a,dependant,^aws$,,,,,,,,,no group,x", "one group"),
-        ("a,untied,^aws$,,,,,,,,,,x,more", "13 fields"),
-        ("a,untied", "13 fields"),
+        ({"class": "nonsense"}, "class among"),
+        ({"cloud": ""}, "at least one condition"),
+        ({"cloud": "(["}, "regular expression"),
+        ({"cloud": "(?=x)"}, "regular expression"),
+        ({"class": "dependant", "dependant": "no group"}, "one group"),
+        ({"per": "disk"}, "per empty or among vcpu"),
+        ({"about": "x,more"}, "19 fields"),
+        ({"rule": "a,untied\na"}, "19 fields"),
     ],
 )
-def test_a_bad_rule_is_refused(line: str, expected: str) -> None:
+def test_a_bad_rule_is_refused(changes: dict[str, str], expected: str) -> None:
+    good = {**dict.fromkeys(ties.HEADER, ""), "rule": "a", "class": "untied", "cloud": "^aws$", "about": "x"}
+    line = ",".join({**good, **changes}.values())
     with pytest.raises(SettingsError, match=expected) as caught:
         ties.parse_rules(",".join(ties.HEADER) + "\n" + line + "\n", where="ties.csv")
     assert caught.value.rule == "a"
@@ -208,6 +295,8 @@ def test_a_bad_header_is_refused() -> None:
         ties.parse_rules("rule,class\n", where="ties.csv")
 
 
-def test_columns_are_text() -> None:
+def test_columns_have_their_types() -> None:
     rows = focus.normalise(text_table([row()]), Place("aws", "x")).rows
-    assert {f.type for f in ties.tie(rows, RULES, TYPES).schema} == {pa.string()}
+    tied_rows = ties.tie(rows, RULES, gpu_instances())
+    assert tied_rows.column_names == list(ties.RESULT)
+    assert [f.type for f in tied_rows.schema] == [pa.string()] * 5 + [MONEY]

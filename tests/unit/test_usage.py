@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from schemas.partials import REPEATS
-from schemas.usage import ATTACHMENTS, DEVICE_HOURLY, LAYER_HOURLY
-from seedance.schema import DEVICE_SAMPLES, EVENTS
+from schemas.usage import DEVICE_HOURLY, LAYER_HOURLY
+from seedance.schema import DEVICE_SAMPLES
 from tasks.core import usage
 from tasks.errors import LawError
-from tests.shard_tables import SECOND, row
+from tests.shard_tables import SECOND
 from tests.telling import (
     DAY,
     HOUR_NS,
@@ -338,11 +338,18 @@ def test_processes_of_one_rank_are_one_holder() -> None:
     assert vector(made) == {("job-1", "work"): 100 * S}
 
 
-def test_slices_are_devices_and_their_gpu_is_none() -> None:
-    rows = readings(0, 100 * S, 10 * S) + readings(0, 100 * S, 10 * S, mig_uuid="MIG-1", process_count=0)
-    made = day_of(host(readings=rows))
-    assert vector(made, device="MIG-1") == {(None, "idle"): 100 * S}
-    assert vector(made) == {}
+def test_a_fraction_that_kubernetes_declares_leaves_the_rest_idle() -> None:
+    """A single holder too: 0.3 of a GPU is what it was given, and the other 0.7 are nobody's."""
+    held = processes(0, 100 * S, 10 * S, owner_source="k8s", sm_util_ppm=None, mps_limit_ppm=300_000)
+    made = day_of(
+        host(
+            readings=readings(0, 100 * S, 10 * S),
+            processes=held,
+            steps=[step(0, 100 * S, active=80 * S, stall=20 * S)],
+            ops=[op("a", S)],
+        )
+    )
+    assert vector(made) == {("job-1", "work"): 24 * S, ("job-1", "input_stall"): 6 * S, (None, "idle"): 70 * S}
 
 
 def test_more_than_an_hour_is_an_error() -> None:
@@ -422,33 +429,31 @@ def test_a_host_that_changes_its_name_is_one_machine() -> None:
     assert error.value.law == "time" and error.value.found == 2 * HOUR_NS
 
 
-def volume(name: str, **facts: Any) -> dict[str, Any]:
-    made = {
-        "source": "kernel",
-        "kind": "block_device",
-        "object": name,
-        "event_id": name,
-        "at_utc": begin(3),
-        "count": 1,
+def test_a_step_window_across_a_change_of_the_host_s_name_does_not_fail_the_day() -> None:
+    """The window of node-a ends 10 s after readings began to come from node-b: these 10 s are the window's."""
+    early = host(
+        readings=readings(0, 1800 * S, 100 * S),
+        processes=processes(0, 1800 * S, 100 * S),
+        steps=[step(0, 1810 * S, active=1810 * S)],
+        ops=[op("a", S)],
+        period=100 * S,
+    )
+    later = host(readings=readings(1800 * S, HOUR_NS, 100 * S, process_count=0), node="node-b", period=100 * S)
+    assert vector(day_of(early, later)) == {("job-1", "work"): 1810 * S, (None, "idle"): 1790 * S}
+    first = host(readings=readings(0, 1800 * S, 100 * S, process_count=0), node="node-a", period=100 * S)
+    second = host(
+        readings=readings(1800 * S, HOUR_NS, 100 * S),
+        processes=processes(1800 * S, HOUR_NS, 100 * S),
+        steps=[step(1790 * S, 1810 * S, active=1600 * S)],
+        ops=[op("a", S)],
+        node="node-b",
+        period=100 * S,
+    )
+    assert vector(day_of(first, second)) == {
+        ("job-1", "work"): 1600 * S,
+        ("job-1", "held_idle"): 210 * S,
+        (None, "idle"): 1790 * S,
     }
-    return row(EVENTS, **(made | facts))
-
-
-def test_attachments() -> None:
-    rows = [
-        volume("vol-1"),
-        volume("vol-1", event_id="again"),
-        volume("vol-2", source="k8s"),
-        volume("vol-3", kind="mount"),
-    ]
-    made = day_of(host(events=rows))[ATTACHMENTS.name].to_pylist()
-    assert [(r["hour_utc"].hour, r["object_id"], r["cloud"], r["instance_id"]) for r in made] == [
-        (3, "vol-1", "aws", "i-0a")
-    ]
-    nowhere = host(events=[volume("vol-1")], cloud=None, instance_id=None)
-    assert day_of(nowhere)[ATTACHMENTS.name].num_rows == 0
-    told = day_of(nowhere + host(readings=readings(0, 10 * S, 10 * S), cloud=None, instance_id=None))
-    assert told[ATTACHMENTS.name].column("instance_id").to_pylist() == ["i-0a"]
 
 
 def test_rows_that_come_twice_count_once() -> None:

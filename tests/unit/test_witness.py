@@ -342,16 +342,41 @@ def test_list_cost_is_shared_on_its_own_and_null_stays_null() -> None:
     ]
 
 
-def test_zero_row_keeps_its_addresses_and_zero_time_without_money_has_none() -> None:
-    rows = devices(device(TEN, "work", 0, job="A"), device(TEN, "idle", 100))
-    found = ledger(charges(machine("zero", "0"), machine("one", "1")), rows)
-    assert [a[2:4] for a in addresses(found, "zero")] == [
-        ("A", "work"),
-        (None, "idle"),
-        (None, "unobserved"),
-        (None, "unobserved"),
-    ]
-    assert [a[2:4] for a in addresses(found, "one")] == [(None, "idle"), (None, "unobserved"), (None, "unobserved")]
+def test_row_without_time_is_no_row_and_a_vector_without_rows_is_one_unobserved_row() -> None:
+    seen = [device(TEN, "work", 0, job="A"), device(TEN, "idle", 100)]
+    found = ledger(charges(machine("zero", "0"), machine("one", "1")), devices(*seen))
+    for key in ("zero", "one"):
+        assert [a[1:4] for a in addresses(found, key)] == [
+            ("GPU-0", None, "idle"), ("GPU-0", None, "unobserved"), (None, None, "unobserved"),
+        ]  # fmt: skip
+    assert 0 not in spans(found).values()
+    nothing = ledger(charges(machine("back", "-1")), devices(*seen[:1]))
+    assert [a[1:5] for a in addresses(nothing)] == [(None, None, "unobserved", -1)]
+
+
+def test_row_that_is_scaled_back_to_nothing_has_no_address() -> None:
+    seen = devices(device(TEN, "work", 1e-9, job="A"), device(TEN, "idle", 1000))
+    bill = charges(machine("a", "0", x_InstanceType="g5.4xlarge", ConsumedUnit="Seconds", quantity="0.0000001"))
+    found = ledger(bill, seen)
+    assert spans(found) == {(10, "GPU-0", None, "idle"): 100}
+    assert [a[3] for a in addresses(found)] == ["idle"]
+
+
+def test_machine_without_billed_time_shares_a_disk_at_nothing() -> None:
+    """Its vector is one row of 0 ns: the address stands, and holds no money."""
+    bill = charges(
+        machine("one", "0", x_InstanceType="g5.4xlarge"),
+        machine("two", "0", x_MachineId="i-2", quantity="0"),
+        charge("disk", "1", start=TEN, x_Class="dependant", x_DependantId="vol-1"),
+    )
+    found = ledger(bill, hung=attachments((TEN, "vol-1", "i-1"), (TEN, "vol-1", "i-2")))
+    rows = [r for r in found[ADDRESSES.name].to_pylist() if r["x_ChargeKey"] == "disk"]
+    assert [(r["x_MachineId"], r["BilledCost"]) for r in rows] == [("i-1", 1), ("i-2", 0)]
+
+
+@pytest.mark.parametrize("unit", ["Hr", "hour", " Hours ", "h"])
+def test_spellings_of_an_hour(unit: str) -> None:
+    assert sum(spans(ledger(charges(machine("a", "1", quantity="0.5", ConsumedUnit=unit)))).values()) == HOUR
 
 
 # --- dependants -----------------------------------------------------------------------------------------------------

@@ -14,17 +14,24 @@ import pytest
 from schemas.ledger import ADDRESSES, LAYERS, SPANS
 from tasks import witness
 from tasks.errors import WitnessError
-from tests.tables import DAY, SECOND, attachments, charge, charges, device, devices, layer, layers, ns
+from tests.tables import DAY, HOUR, SECOND, attachments, charge, charges, device, devices, layer, layers, ns
 from tests.witness_day import (
+    ACCOUNT,
     ALL_BILLED,
     COUNTS,
     SERVICE,
     TEN,
     TINY,
     addresses,
+    checked,
+    disks,
     ledger,
     machine,
+    mig,
+    monthly,
+    part,
     prices,
+    promoted,
     spans,
     worked_example,
 )
@@ -150,7 +157,7 @@ def judged(found: dict[str, pa.Table], **facts: Any) -> witness.WitnessReport:
     """The verdict on a ledger of the worked example's day."""
     given = worked_example()
     return witness.check(
-        given["bill"], given["seen"], given["work"], given["hung"], COUNTS, prices(), ALL_BILLED, "2026-10-01", "us-east-1",
+        given["bill"], given["seen"], given["work"], given["hung"], COUNTS, prices(), ALL_BILLED, "2026-10-01", {"aws": "us-east-1"},
         found[ADDRESSES.name], found[LAYERS.name], found[SPANS.name], **facts,
     )  # fmt: skip
 
@@ -181,7 +188,7 @@ def test_equal_ledgers_agree_and_are_counted(example: dict[str, pa.Table]) -> No
     }
 
 
-@pytest.mark.parametrize("column", ["BilledCost", "EffectiveCost"])
+@pytest.mark.parametrize("column", ["BilledCost", "EffectiveCost", "x_PromotionalCost"])
 def test_one_unit_in_one_address_is_found_and_named(example: dict[str, pa.Table], column: str) -> None:
     rows = example[ADDRESSES.name].to_pylist()
     place = next(i for i, r in enumerate(rows) if r["x_ChargeKey"] == "on demand" and r["x_JobId"] == "B")
@@ -189,15 +196,16 @@ def test_one_unit_in_one_address_is_found_and_named(example: dict[str, pa.Table]
     with pytest.raises(WitnessError) as refusal:
         judged(example | {ADDRESSES.name: wrong})
     error = refusal.value
-    assert error.expected == f"{column} 0.800000000000"
-    assert error.found == f"{column} 0.800000000001"
+    right = Decimal(0) if column == "x_PromotionalCost" else Decimal("0.8")
+    assert error.expected == f"{column} {right:.12f}"
+    assert error.found == f"{column} {right + TINY:.12f}"
     assert error.differences == {ADDRESSES.name: 1, LAYERS.name: 0, SPANS.name: 0}
     assert error.address["x_ChargeKey"] == "on demand"
     assert error.where == "core_cost__addresses 2026-10-01"
     message = str(error)
-    for part in ("witness 2026-10-01: core_cost__addresses: 1 row(s) differ", "x_ChargeKey on demand", "x_JobId B",
-                 "x_HourUtc 2026-10-01T10:00:00Z", "witness.sql has", "the ledger has", "0.800000000001"):  # fmt: skip
-        assert part in message
+    for words in ("witness 2026-10-01: core_cost__addresses: 1 row(s) differ", "x_ChargeKey on demand", "x_JobId B",
+                 "x_HourUtc 2026-10-01T10:00:00Z", "witness.sql has", "the ledger has", f"{right + TINY:.12f}"):  # fmt: skip
+        assert words in message
 
 
 @pytest.mark.parametrize("name", [ADDRESSES.name, LAYERS.name, SPANS.name])
@@ -232,6 +240,87 @@ def test_wrong_span_and_wrong_layer_are_found(example: dict[str, pa.Table]) -> N
 def test_threads_and_time_zone_do_not_matter(example: dict[str, pa.Table], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TZ", "Asia/Kathmandu")
     assert judged(example, threads=4) == judged(example)
+
+
+# --- one unit off is found -------------------------------------------------------------------------------------------
+
+
+def rich_day() -> tuple[tuple[pa.Table, ...], dict[str, Any]]:
+    """A day with parts of a machine, slices, a promotion, a disk, and estimates of a machine and a volume."""
+    late = TEN.replace(hour=12)
+    bill = charges(
+        promoted(part("cores", "Core", "13.7", "core-hours", "26"), "-0.3"),
+        promoted(charge("disk", "0.7", start=TEN, x_Class="dependant", x_DependantId="vol-2"), "-0.1"),
+    )
+    seen = devices(
+        mig(TEN, "work", HOUR // 3, name="MIG-a", slices=3, job="A"), mig(TEN, "idle", HOUR // 5, name="MIG-b", slices=1),
+        device(late, "work", 1000, job="A", instance_type="two"),
+    )  # fmt: skip
+    work = layers(*(layer(at, "A", name, 1) for at in (TEN, late) for name in ("L1", "L2", "L3")))
+    hung = disks((late, "vol-1", "i-1", 100, "gp3"), (TEN, "vol-2", "i-1", None, None))
+    offers = prices({"ListUnitPrice": Decimal("7.7")}, monthly("0.08"))
+    alphas = {f"aws|{ACCOUNT}|two": 1_003_000_000_000, f"aws|{ACCOUNT}|gp3": 991_000_000_007}
+    return (bill, seen, work, hung), {"watermarks": {SERVICE: ns(late)}, "offers": offers, "alphas": alphas}
+
+
+@pytest.fixture(scope="module")
+def rich() -> dict[str, pa.Table]:
+    day, facts = rich_day()
+    asked = dict(facts)
+    return ledger(*day, prices=asked.pop("offers"), **asked)
+
+
+COMPARED = {
+    ADDRESSES.name: ("BilledCost", "EffectiveCost", "x_PromotionalCost", "x_EstimatedCost"),
+    LAYERS.name: ("BilledCost", "EffectiveCost", "x_PromotionalCost", "x_EstimatedCost"),
+    SPANS.name: ("x_Ns",),
+}
+
+
+@pytest.mark.parametrize("name", list(COMPARED))
+def test_every_amount_of_every_row_is_compared(rich: dict[str, pa.Table], name: str) -> None:
+    """One row and column after another is changed by one unit; each time that row is named with both numbers."""
+    day, facts = rich_day()
+    assert checked(rich, *day, **facts).rows == {n: len(t) for n, t in rich.items()}
+    table, tried = rich[name], 0
+    for column in COMPARED[name]:
+        values = table.column(column).to_pylist()
+        for i in {*range(0, len(values), 3), len(values) - 1}:
+            if values[i] is None:
+                continue
+            off = values[i] + (1 if column == "x_Ns" else TINY)
+            wrong = pa.array([off if j == i else v for j, v in enumerate(values)], table.schema.field(column).type)
+            changed = table.set_column(table.column_names.index(column), column, wrong)
+            with pytest.raises(WitnessError) as refusal:
+                checked(rich | {name: changed}, *day, **facts)
+            error, row = refusal.value, table.slice(i, 1).to_pylist()[0]
+            assert error.differences == {n: int(n == name) for n in COMPARED}
+            assert {k: v for k, v in error.address.items() if "Utc" not in k and "Start" not in k} == {
+                k: row[k] for k in error.address if "Utc" not in k and "Start" not in k
+            }
+            unit = " ns" if column == "x_Ns" else ""
+            told = [f"{column} {v if unit else format(v, 'f')}{unit}" for v in (values[i], off)]
+            assert [error.expected, error.found] == told and all(t in str(error) for t in told)
+            tried += 1
+    assert tried >= 4
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"alphas": {}},
+        {"alphas": {f"aws|{ACCOUNT}|two": 1_003_000_000_000, f"aws|{ACCOUNT}|gp3": 991_000_000_100}},
+        {"watermarks": {SERVICE: ns(TEN.replace(hour=13))}},
+    ],
+)
+def test_other_inputs_give_another_ledger(rich: dict[str, pa.Table], facts: dict[str, Any]) -> None:
+    day, given = rich_day()
+    with pytest.raises(WitnessError, match="estimate:aws/"):
+        checked(rich, *day, **(given | facts))
+
+
+def test_digest_covers_every_file_of_the_witness() -> None:
+    assert sorted(p.name for p in Path(witness.__file__).parent.glob("witness*.sql")) == sorted(witness.FILES)
 
 
 # --- the arithmetic of the SQL itself -------------------------------------------------------------------------------
