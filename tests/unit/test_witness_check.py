@@ -157,7 +157,8 @@ def judged(found: dict[str, pa.Table], **facts: Any) -> witness.WitnessReport:
     """The verdict on a ledger of the worked example's day."""
     given = worked_example()
     return witness.check(
-        given["bill"], given["seen"], given["work"], given["hung"], COUNTS, prices(), ALL_BILLED, "2026-10-01", {"aws": "us-east-1"},
+        given["bill"], given["seen"], given["work"], given["hung"], COUNTS, prices(), ALL_BILLED, "2026-10-01",
+        {"aws": "us-east-1"},
         found[ADDRESSES.name], found[LAYERS.name], found[SPANS.name], **facts,
     )  # fmt: skip
 
