@@ -69,8 +69,12 @@ CHARGES = Table(
             "what of EffectiveCost a promotional credit paid, zero or negative: the row itself where it is a Credit, else the "
             "promotions nested in it; unit costs leave it out",
         ),
-        text("x_Credits", "credits nested in the row (GCP), JSON array; they are in the row's costs already", null=True),
-        _quantity("x_UnitsPerMachine", "units of the row's meter that one machine has: cores, GPUs, GiB; null is one", "count"),
+        text(
+            "x_Credits", "credits nested in the row (GCP), JSON array; they are in the row's costs already", null=True
+        ),
+        _quantity(
+            "x_UnitsPerMachine", "units of the row's meter that one machine has: cores, GPUs, GiB; null is one", "count"
+        ),
         text("x_ServiceCode", "AWS service code", null=True),
         text("x_UsageType", "AWS usage type", null=True),
         _focus("AvailabilityZone", "zone"),

@@ -77,7 +77,9 @@ JOB_RUNS = Table(
         number("tokens_out", 64, "count", "tokens out"),
         number("requests", 64, "count", "requests"),
         number("wall_ns", 64, "ns", "wall time of its units, summed over ranks"),
-        number("rank_units", 64, "count", "units, summed over ranks: wall_ns over rank_units is the mean time of a unit"),
+        number(
+            "rank_units", 64, "count", "units, summed over ranks: wall_ns over rank_units is the mean time of a unit"
+        ),
     ),
     version=2,
 )
@@ -95,7 +97,9 @@ DEVICE_HOURLY = Table(
         text("device_uuid", "device"),
         text("gpu_model", "model as NVML names it", null=True),
         text("parent_uuid", "GPU that a MIG slice is cut from; null for a whole device", null=True),
-        number("mig_slices", 16, "count", "compute slices of a MIG slice; null for a whole device", null=True, summed=False),
+        number(
+            "mig_slices", 16, "count", "compute slices of a MIG slice; null for a whole device", null=True, summed=False
+        ),
         number("mig_total", 16, "count", "compute slices of its GPU; null for a whole device", null=True, summed=False),
         text("job_id", "job; null for idle and for processes that nobody claims", null=True),
         number("attempt", 16, "count", "restart number", null=True, summed=False),
