@@ -23,6 +23,12 @@ from tasks.steps import Call, as_task
 
 SHOWN = 200
 """Rows of a table that people are shown; `--json` has all of them."""
+NAMED = 10
+"""Paths of each kind that a sweep names to people."""
+UNNAMED = (
+    "no kept commit and no step names them, not counting steps that go now; they go seven days after a sweep with --delete "
+    "first noted that"
+)
 
 
 class MaintenanceFailed(PipelineError):
@@ -93,7 +99,8 @@ async def plan_answer(settings: Settings, last_day: str, first_day: str | None, 
     rows = [
         (d["day"], d["cause"] or "first", d["why"], f"{d['head'] or 'none'} -> {d['revision']}") for d in facts["due"]
     ]
-    lines = [f"{len(facts['due'])} day(s) due" if facts["due"] else "no day is due: nothing would be computed"]
+    due = f"{len(facts['due'])} day(s) due" if facts["due"] else "no day is due: nothing would be computed"
+    lines = [f"looked at {facts['first_day']} to {facts['last_day']}: {due}"]
     for day, count in facts["waiting"].items():
         lines.append(f"{day}: {count} shard(s) in the drop folder are not in the lake yet")
     lines += [f"{day}: has charges and lies before the look-back; only a backfill runs it" for day in facts["older"]]
@@ -129,10 +136,10 @@ async def verify_answer(
         after = await call(checks.verify, settings, first_day, last_day)
         found = checks.judge(found, after, reasons)
     rows = [(one.day or "-", one.path, one.problem, one.command) for one in found.lost]
-    lines = [
-        f"{found.days:,} committed day(s), {found.objects:,} objects ({found.bytes:,} bytes) read: "
-        + (f"{len(found.lost):,} lost" if found.lost else "all as committed")
-    ]
+    lost = f"{len(found.lost):,} lost" if found.lost else "all as committed"
+    lines = [f"{found.days:,} committed day(s), {found.objects:,} objects ({found.bytes:,} bytes) read: {lost}"]
+    if not found.days:
+        lines = [f"no day is committed in {settings.lake} in the range that was asked for: nothing was read"]
     lines += [f"brought back {path}" for path in found.repaired]
     facts = {
         "days": found.days,
@@ -141,7 +148,9 @@ async def verify_answer(
         "lost": [vars(one) for one in found.lost],
         "repaired": found.repaired,
     }
-    failed = {one.path: f"{one.problem}. Run `{one.command}`" for one in found.lost}
+    failed = {
+        one.path: one.problem.rstrip(".") + (f". Run `{one.command}`" if one.command else "") for one in found.lost
+    }
     return Answer("verify", facts, lines, ("day", "path", "problem", "command"), rows, failed)
 
 
@@ -172,16 +181,29 @@ async def sweep(params: Sweep = Sweep()) -> Answer:  # noqa: B008 - the default 
 async def sweep_answer(settings: Settings, delete: bool, now_ns: int, call: Call) -> Answer:
     """The answer of `sweep`, called in any way."""
     swept = await call(maintain.sweep, settings, now_ns, delete)
-    kinds = (("step", swept.steps), ("object", swept.objects), ("lease", swept.leases))
-    rows = [(kind, path, f"{size:,}") for kind, sizes in kinds for path, size in sizes.items()]
-    done = "deleted" if delete else "would be deleted (dry run; --delete does it)"
-    lines = [f"{len(sizes):,} {kind}(s), {sum(sizes.values()):,} bytes" for kind, sizes in kinds]
-    lines.append(f"{swept.freed:,} bytes {done}")
-    lines.append(
-        f"{len(swept.waiting):,} object(s), {sum(swept.waiting.values()):,} bytes, go when seven days have passed"
+    now = "deleted" if delete else "would be deleted"
+    kinds = (
+        (now, "step", swept.steps, "over 30 days old, and no kept commit names an object of theirs"),
+        (now, "object", swept.objects, "no kept commit and no step names them, for seven days or longer"),
+        (now, "lease", swept.leases, "their day has a later lease"),
+        ("waits", "object", swept.waiting, UNNAMED),
     )
+    rows = [
+        (when, kind, path, f"{size:,}") for when, kind, sizes, _ in kinds for path, size in list(sizes.items())[:NAMED]
+    ]
+    lines = [_swept_line(*facts) for facts in kinds]
+    lines.append(f"{swept.freed:,} bytes {now}{'' if delete else ' (dry run; --delete does it)'}")
     facts = {"deleted": delete, "bytes": swept.freed, "at": dt.datetime.fromtimestamp(now_ns / 1e9, dt.UTC).isoformat()}
-    return Answer("sweep", facts | vars(swept), lines, ("kind", "path", "bytes"), rows)
+    return Answer("sweep", facts | vars(swept), lines, ("when", "kind", "path", "bytes"), rows)
+
+
+def _swept_line(when: str, kind: str, sizes: Mapping[str, int], why: str) -> str:
+    """How many, how large and why; and how many of them the table does not name."""
+    line = f"{when}: {len(sizes):,} {kind}(s), {sum(sizes.values()):,} bytes"
+    if not sizes:
+        return line
+    rest = f"; {len(sizes) - NAMED:,} more than are named here, --json names all" if len(sizes) > NAMED else ""
+    return f"{line}: {why}{rest}"
 
 
 # --- rebuild ---------------------------------------------------------------------------------------------------------
@@ -198,20 +220,31 @@ async def rebuild_answer(settings: Settings, into: str, last_day: str | None, ca
     copied = await call(maintain.copy_raw, settings, into)
     failed: dict[str, str] = {}
     commits: Mapping[str, int] = {}
+    newest = last_day or copied["last_day"]
     if copied["first_day"] is not None:
-        newest = last_day or copied["last_day"]
-        fresh = maintain.without_sources(settings, into)
+        fresh = maintain.from_raw_alone(settings, into, copied["sources"])
         run = await run_night(fresh, newest, call, first_day=copied["first_day"], raw_alone=True)
-        failed, commits = run.failed, run.commits
+        failed, commits = dict(run.failed), run.commits
     reports = await call(maintain.compare_reports, settings, into)
+    failed |= dict.fromkeys(reports["differ"], "its bytes differ from those of the old lake")
+    # Of days after the one that was asked for none was made.
+    absent = [path for path in reports["missing"] if last_day is None or _day_of(path) <= last_day]
+    failed |= dict.fromkeys(absent, "the old lake has it, and it was not made again")
+    bills = f"bills of {', '.join(copied['sources'])}" if copied["sources"] else "no bills"
     lines = [
-        f"{copied['objects']:,} objects ({copied['bytes']:,} bytes) of raw/ copied; {len(commits):,} day(s) committed",
+        f"{copied['objects']:,} objects ({copied['bytes']:,} bytes) of raw/ copied, with {bills}; "
+        f"{len(commits):,} day(s) committed",
         f"daily reports: {len(reports['same']):,} the same byte for byte, {len(reports['differ']):,} differ, "
         f"{len(reports['missing']):,} only in the old lake, {len(reports['new']):,} only in the new one",
     ]
     rows = [(kind, path) for kind in ("differ", "missing", "new") for path in reports[kind]]
     facts = {"copied": copied, "commits": dict(commits), "reports": reports}
-    return Answer("rebuild", facts, lines, ("what", "path"), rows, dict(failed))
+    return Answer("rebuild", facts, lines, ("what", "path"), rows, failed)
+
+
+def _day_of(report: str) -> str:
+    """Usage day of the path of a daily report."""
+    return report.partition("/usage_date=")[2].partition("/")[0]
 
 
 def _text(day: dt.date | None) -> str | None:

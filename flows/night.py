@@ -25,7 +25,7 @@ TRIES = 3
 
 
 class NightFailed(PipelineError):
-    """Some days, bills or sources failed; the others are published. Carries failed."""
+    """Some days, bills or sources failed; the others stand, and days that were due are published. Carries failed."""
 
 
 @dataclass
@@ -100,7 +100,8 @@ async def run_night(
     run = Run(last_day)
     if not raw_alone:
         await run.ingest(call, settings)
-    run.admitted = len(await run.time(call, night.admit_shards, settings))
+    admitted = await run.time(call, night.admit_shards, settings)
+    run.admitted, damaged = len(admitted), night.damaged(admitted)
     rows: dict[str, list[dict[str, Any]]] = {}
     for _ in range(TRIES):
         plans: Plans = await run.time(call, plan, settings, last_day, first_day, recode)
@@ -117,7 +118,7 @@ async def run_night(
     await tell(settings, call, run, days)
     await call(night.mark_stale, settings, run.failed, first_day, last_day)
     done: Finished = await run.time(call, finish, settings, last_day, run.run_id, rows, run_facts(run))
-    run.repaired, run.stale, run.told = done.repaired, done.stale, done.notes
+    run.repaired, run.stale, run.told = done.repaired, done.stale, damaged + done.notes
     run.failed |= done.failed
     return run
 

@@ -30,8 +30,14 @@ class Where(BaseModel):
         return load(self.settings or None, **overrides)
 
 
+OLDEST = dt.date(1970, 1, 1)
+"""Instants are counted from its midnight, and look-backs reach before a day."""
+
+
 def _not_in_the_future(day: dt.date) -> dt.date:
     today = dt.datetime.now(dt.UTC).date()
+    if day < OLDEST:
+        raise ValueError(f"{day} lies before {OLDEST}, the oldest day that can be run")
     if day > today:
         raise ValueError(f"{day} is in the future; the newest day that can be run is {today} (UTC)")
     return day
@@ -89,9 +95,13 @@ class Backfill(Where):
 
     @model_validator(mode="after")
     def _in_order(self) -> Backfill:
-        if self.first_day > self.last_day:
-            raise ValueError(f"first_day {self.first_day} lies after last_day {self.last_day}")
+        _assert_in_order(self.first_day, self.last_day)
         return self
+
+
+def _assert_in_order(first_day: dt.date | None, last_day: dt.date | None) -> None:
+    if first_day is not None and last_day is not None and first_day > last_day:
+        raise ValueError(f"first_day {first_day} lies after last_day {last_day}")
 
 
 def _past_or_none(day: dt.date | None) -> dt.date | None:
@@ -113,6 +123,11 @@ class Plan(Where):
 
     _past = field_validator("first_day", "last_day")(_past_or_none)
 
+    @model_validator(mode="after")
+    def _in_order(self) -> Plan:
+        _assert_in_order(self.first_day, dt.date.fromisoformat(self.newest))
+        return self
+
     @property
     def newest(self) -> str:
         """The newest usage day, YYYY-MM-DD."""
@@ -129,6 +144,11 @@ class Verify(Where):
         title="Repair",
         description="Compute lost objects again from raw/, and bring report/ back to the committed days.",
     )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Verify:
+        _assert_in_order(self.first_day, self.last_day)
+        return self
 
 
 class Sweep(Where):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from seedance.errors import SeedanceError
 from tasks import progress
 from tasks.errors import PipelineError
 from tasks.io import show
-from tasks.summary import artifact_rows, history, notes
+from tasks.summary import artifact_rows, finding_text, history, notes
 
 P = TypeVar("P", bound=Where)
 
@@ -48,10 +49,12 @@ def main(
     except ValidationError as error:
         for problem in error.errors():
             field = "--" + str(problem["loc"][0]).replace("_", "-") if problem["loc"] else name
-            print(f"{field}: {problem['msg']}, found {problem['input']!r}", file=sys.stderr)
+            found = f", found {problem['input']!r}" if problem["loc"] else ""  # of several, the message names them
+            print(f"{field}: {problem['msg']}{found}", file=sys.stderr)
         return 2
     try:
         params.load()  # a wrong settings file is told before a server is started
+        hide_traces()
         with _seen(as_json):
             run = asyncio.run(_run(flow, params))
     except (PipelineError, SeedanceError) as error:
@@ -71,6 +74,20 @@ def main(
 
 async def _run(flow: Callable[[P], Awaitable[Any]], params: P) -> Any:
     return await flow(params)
+
+
+class _Told(logging.Filter):
+    """Leaves out traces of errors that have a message of their own: the command prints it once, at its end."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        return not isinstance(error, PipelineError | SeedanceError | ValidationError)
+
+
+def hide_traces() -> None:
+    """In a command, an error of ours is told in one line."""
+    for name in ("prefect.flow_runs", "prefect.task_runs"):
+        logging.getLogger(name).addFilter(_Told())
 
 
 @contextmanager
@@ -121,7 +138,7 @@ def tell(run: Run) -> None:
     if run.totals:
         out.print(show.money_table(run.days, run.totals, run.billed))
     for day, found in run.findings.items():
-        out.print(f"{day}: findings: " + ", ".join(f"{k} {v} machine-hour(s)" for k, v in found.items()))
+        out.print(f"{day}: findings: {finding_text(found)}", soft_wrap=True)
     for line in history(run):
         out.print(line)
     for note in notes(run):

@@ -17,7 +17,8 @@ from prefect import flow
 from prefect.artifacts import acreate_markdown_artifact, acreate_table_artifact
 from pydantic import Field, ValidationError, field_validator
 
-from flows.params import Where
+from flows.params import OLDEST, Where
+from flows.shell import hide_traces
 from seedance.errors import SeedanceError
 from tasks.errors import PipelineError
 from tasks.io import show, show_tiers
@@ -46,6 +47,8 @@ class Tier(Where):
     @classmethod
     def _past(cls, day: dt.date | None) -> dt.date | None:
         today = dt.datetime.now(dt.UTC).date()
+        if day is not None and day < OLDEST:
+            raise ValueError(f"{day} lies before {OLDEST}, the oldest day that can be used")
         if day is not None and day > today:
             raise ValueError(f"{day} is in the future; the newest day that can be used is {today} (UTC)")
         return day
@@ -84,6 +87,7 @@ def main() -> int:
         return 2
     try:
         params.load()  # a wrong settings file is told before a server is started
+        hide_traces()
         plan = asyncio.run(_run(params))
     except (PipelineError, SeedanceError) as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)

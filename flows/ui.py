@@ -16,12 +16,14 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = "local-process"
 PATIENCE_S = 180
 """How long a first start of the server may take."""
 STOP_S = 30
+STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Process:
@@ -86,10 +88,32 @@ def deploy(environment: dict[str, str]) -> None:
             sys.exit(f"`prefect {' '.join(arguments)}` failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
 
 
+def interrupt(number: int, frame: FrameType | None) -> None:
+    """The first interrupt ends the work; those after it are ignored, so that nothing is left running.
+
+    Raises:
+        KeyboardInterrupt: always.
+    """
+    for one in STOPS:
+        signal.signal(one, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def port_of(text: str) -> int:
+    """A port from an argument.
+
+    Raises:
+        ArgumentTypeError: it is none that can be asked for.
+    """
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and 0 < int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"expected a port from 1 to 65535, found {text!r}")
+    return int(text)
+
+
 def main() -> int:
     """Start all of it, say where it is, and stop it in order on an interrupt."""
     parser = argparse.ArgumentParser(prog="python -m flows.ui", description=(__doc__ or "").split("\n\n", 1)[0])
-    parser.add_argument("--port", type=int, default=4200, help="port of the server and its UI on 127.0.0.1")
+    parser.add_argument("--port", type=port_of, default=4200, help="port of the server and its UI on 127.0.0.1")
     port = parser.parse_args().port
     api = f"http://127.0.0.1:{port}/api"
     environment = os.environ | {
@@ -100,7 +124,8 @@ def main() -> int:
     }
     if healthy(api):
         sys.exit(f"something answers at {api} already: stop it, or choose another port with PORT=…")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for number in STOPS:
+        signal.signal(number, interrupt)
     running: list[Process] = []
     try:
         running.append(Process("server", ["server", "start", "--host", "127.0.0.1", "--port", str(port)], environment))

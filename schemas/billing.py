@@ -35,6 +35,7 @@ CLASSES = (
     "support",
     "rounding",
     "commitment_unused",
+    "capacity_unused",
     "untied",
     "other",
 )
@@ -73,7 +74,9 @@ CHARGES = Table(
             "x_Credits", "credits nested in the row (GCP), JSON array; they are in the row's costs already", null=True
         ),
         _quantity(
-            "x_UnitsPerMachine", "units of the row's meter that one machine has: cores, GPUs, GiB; null is one", "count"
+            "x_UnitsPerMachine",
+            "units of the row's meter that one machine has: cores, GPUs, GiB; null is one, 0 unknown",
+            "count",
         ),
         text("x_ServiceCode", "AWS service code", null=True),
         text("x_UsageType", "AWS usage type", null=True),

@@ -85,7 +85,7 @@ ADDRESSES = Table(
         HOUR,
         CLOUD,
         *ACCOUNT,
-        text("ResourceId", "resource that the bill names", null=True),
+        text("ResourceId", "resource that the bill names, spelt as there", null=True),
         text("x_MachineId", "instance whose time shares out the money", null=True),
         text("x_InstanceType", "instance type", null=True),
         text("x_DeviceId", "device; null where the money has none", null=True),
@@ -351,7 +351,7 @@ RESOURCE_DAILY = Table(
         STATE[0],
         *ACCOUNT,
         text("ServiceName", "service", null=True),
-        text("ResourceId", "resource; null where the bill names none", null=True),
+        text("ResourceId", "resource, in lower case on azure; null where the bill names none", null=True),
         text("x_InstanceType", "instance type", null=True),
         text("x_DeviceId", "device; null where the money has none, or no reading names it", null=True),
         PARENT,
@@ -362,13 +362,13 @@ RESOURCE_DAILY = Table(
         LIST,
         ESTIMATED,
         PROMOTIONAL,
-        number("x_GpuNs", 64, "ns", "GPU time of the billed span", null=True),
+        number("x_GpuNs", 64, "ns", "GPU time of billed spans, each in one row; null if no machine's own", null=True),
         _ratio("x_GpuHours", "h", "x_GpuNs in hours"),
         number(
             "x_CoveragePpm",
             32,
             "ppm",
-            "observed part of the billed span of the day",
+            "observed part of the day's billed spans of the machine; of a scale set, of those of its machines in the row",
             null=True,
             max=1_000_000,
             summed=False,
@@ -428,8 +428,8 @@ RECONCILIATION = Table(
         ),
         text(
             "x_Finding",
-            "what does not fit: unmatched, observed_exceeds_billed, no_price, no_telemetry, meters_disagree, other_currency; and "
-            "of the family: deviation (bill over estimate beyond 1.5 % from 1), out_of_band (beyond 2 %)",
+            "what does not fit: unmatched, observed_exceeds_billed, no_price, no_telemetry, meters_disagree, unknown_type, "
+            "other_currency; and of the family: deviation (bill over estimate beyond 1.5 % from 1), out_of_band (beyond 2 %)",
             null=True,
         ),
         text(

@@ -94,7 +94,7 @@ RESTATEMENTS = Table(
         *PERIOD,
         CURRENCY,
         text("x_State", "provisional, billed or closed: an estimate that a bill replaces is taken back", values=STATES),
-        text("ResourceId", "resource that the bill names", null=True),
+        text("ResourceId", "resource that the bill names, in lower case on azure", null=True),
         text("x_MachineId", "instance whose time shares out the money", null=True),
         text("x_DeviceId", "device; null where the money has none", null=True),
         JOB,

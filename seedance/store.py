@@ -389,7 +389,7 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(exist_ok=True)
     except FileExistsError as error:  # a file of that name: not what Exists means
-        raise NotADirectoryError(*error.args) from error
+        raise NotADirectoryError(f"{folder} is a file; expected a folder. Move the file away.") from error
     _sync_folder(folder.parent)  # or the folder, and all in it, could be gone after a power cut
 
 

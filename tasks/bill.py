@@ -17,12 +17,12 @@ import pyarrow.compute as pc
 from schemas.billing import CHARGES
 from seedance.canonical import canonical
 from seedance.catalogue import gpu_instances
-from seedance.errors import StoreError
+from seedance.errors import SeedanceError, StoreError
 from tasks.closing import Contracted, complete_windows, contracted_prices
 from tasks.core import snapshots
 from tasks.core.snapshots import Listed
 from tasks.differences import report_differences
-from tasks.errors import DeliveryError
+from tasks.errors import DeliveryError, PipelineError
 from tasks.io import deliveries
 from tasks.io.bills import Source
 from tasks.io.deliveries import RAW
@@ -166,15 +166,17 @@ def _ingest_source(lake: Lake, source: BillSource) -> list[dict[str, Any]]:
                 break
         else:
             raise StoreError(f"other runs listed it {LISTING_TRIES} times meanwhile. Run again.", url=lake.store.url)
-        stands = standing(lake, source.name, now)
+        stands, rivals = standing(lake, source.name, now), snapshots.rivals(now)
         for entry in entries:
             if entry["status"] == "known" and (entry["delivery"], entry["name"]) in accepted:
                 entry["status"] = "accepted"
             _tell_superseded(entry, stands)
+            _tell_rival(entry, rivals)
     except DeliveryError as error:
         entries.append(_entry(source.name, None, source.url, "refused", error=error))
     except Exception as error:
-        LOG.exception("bill source %s", source.name)
+        if not isinstance(error, PipelineError | SeedanceError):
+            LOG.exception("bill source %s", source.name)
         entries.append(_entry(source.name, None, source.url, "refused", error=error))
     return entries
 
@@ -208,7 +210,8 @@ def _look(
         except DeliveryError as error:
             refusal: Exception = error
         except Exception as error:
-            LOG.exception("bill source %s, %s", place.name, candidate.name)
+            if not isinstance(error, PipelineError | SeedanceError):  # ours say what is wrong
+                LOG.exception("bill source %s, %s", place.name, candidate.name)
             refusal = error
         broken.add(candidate.group)
         delivery = refusal.facts.get("delivery") if isinstance(refusal, DeliveryError) else None
@@ -232,7 +235,7 @@ def _ingest_one(
         return record, parse_step(lake, record, None), "known"
     try:
         parsed = deliveries.parse(source.name, candidate.period, contents, tie_rules(), gpu_instances())
-        deliveries.check_promises(source.name, candidate, parsed.charges)
+        deliveries.check_promises(source.name, candidate, parsed, files)
     except DeliveryError as error:
         error.facts["delivery"] = delivery
         raise
@@ -270,6 +273,17 @@ def _tell_superseded(entry: dict[str, Any], stands: Standing) -> None:
         f"{names}, which is newer and counts in its place. Keep files of one billing period that overlap apart: one source each, "
         "or only the newest in the folder."
     )
+
+
+def _tell_rival(entry: dict[str, Any], rivals: Mapping[tuple[str, str], str]) -> None:
+    """Say of a state that another one of the same time counts in its place: nothing but their ids decided that."""
+    other = rivals.get((entry["delivery"], entry["name"]))
+    if entry["status"] != "refused" and other is not None:
+        entry["message"] = (
+            f"bill source {entry['source']}, {entry['name']}: expected one state of its billing period at a time, found {other} "
+            "of the same time with other content, which counts because its id is the greater. Run the export again, so that "
+            "one is the newest."
+        )
 
 
 def _entry(

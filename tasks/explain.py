@@ -19,7 +19,8 @@ from seedance.schema import Table
 from tasks.core import explain as core
 from tasks.core.levels import Node, as_dict, fold, prune, walk
 from tasks.core.named import charge_of, named
-from tasks.errors import UsageError
+from tasks.core.spelling import one_spelling
+from tasks.errors import LayoutError, UsageError
 from tasks.io.lake import Commit, Lake
 from tasks.progress import tell
 from tasks.settings import Settings
@@ -100,11 +101,13 @@ def explain_days(settings: Settings, question: Question) -> Explained:
 
     Raises:
         UsageError: nothing, or more than one thing, is meant; names candidates or the nearest.
+        LayoutError: days were committed by another release; names them.
         LawError: a level does not add up; names it.
     """
     lake = Lake.open(settings.lake, buckets=settings.buckets)
     heads = _heads(lake, question)
     kind, where = question.kind, question.where
+    _assert_readable(heads, {"charge": _OF_CHARGE, "job": _OF_JOB, "resource": _OF_RESOURCE}[kind])
     if kind == "charge":
         key = charge_of(question.given, _charges(lake, heads), where)
         books = _books(lake, heads, _OF_CHARGE)
@@ -124,12 +127,34 @@ def _heads(lake: Lake, question: Question) -> list[Commit]:
     if not wanted:
         told = f"{committed[0]} to {committed[-1]} ({len(committed)} days)" if committed else "none"
         raise UsageError(
-            f"explain: no day is committed {question.where} in {lake.store.url}. Committed are: {told}. Run the night for the "
-            "day, or ask for another one.",
+            f"explain: no day is committed {question.where if committed else 'yet'} in {lake.store.url}. Committed are: "
+            f"{told}. Run the night for the day, or ask for another one.",
             found=question.where,
             expected=told,
         )
     return [head for head in map(lake.head, wanted) if head is not None]
+
+
+def _assert_readable(heads: Sequence[Commit], specs: Sequence[Table]) -> None:
+    """Refuse days whose tables are of another version than this code reads."""
+    others = {}
+    for head in heads:
+        versions = {spec.name: head.handles[spec.name].version for spec in specs if spec.name in head.handles}
+        differ = [
+            f"{spec.name} version {versions.get(spec.name, 'none')}, expected {spec.version}"
+            for spec in specs
+            if versions.get(spec.name) != spec.version
+        ]
+        if differ:
+            others[head.day] = differ[0]
+    if others:
+        first, last = min(others), max(others)
+        raise LayoutError(
+            f"explain: {len(others):,} day(s) from {first} to {last} were committed by another release ({first}: found "
+            f"{others[first]}). Run `python -m flows.backfill --first-day {first} --last-day {last}`, or ask for other days.",
+            expected="tables of this release",
+            found=others[first],
+        )
 
 
 def _days(heads: Sequence[Commit]) -> list[str]:
@@ -186,7 +211,7 @@ def _resource(lake: Lake, heads: Sequence[Commit], question: Question) -> tuple[
     """The column that has the resource, and its value: a resource of the bill before a machine before a device."""
     known: dict[str, dict[str, str]] = {column: {} for column in core.RESOURCES}
     for head in heads:
-        table = lake.read(head.handles[ADDRESSES.name], ADDRESSES, list(core.RESOURCES))
+        table = one_spelling(lake.read(head.handles[ADDRESSES.name], ADDRESSES, ["x_Cloud", *core.RESOURCES]))
         for column, ids in known.items():
             ids |= {i: i for i in pc.unique(table[column]).to_pylist() if i is not None}
     wanted = question.given.casefold()

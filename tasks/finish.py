@@ -5,6 +5,7 @@ Whatever of this fails is told; the days themselves are published by then.
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from typing import Any
 from seedance.errors import SeedanceError
 from tasks import differences, page, pareto, publish
 from tasks.errors import PipelineError
+from tasks.io.deliveries import listed_sources
 from tasks.io.lake import Lake
-from tasks.night import billed_of, open_lake
+from tasks.night import billed_of, heads, open_lake
 from tasks.settings import Settings
 
 log = logging.getLogger(__name__)
@@ -48,8 +50,10 @@ def finish(
         _try(done, "report_bridge__monthly", lambda: done.stale.extend(publish.publish_bridge(lake, settings, as_of)))
         _try(done, "report_bills__differences", lambda: _differences(lake, settings, as_of))
         _try(done, "report_pareto__configs", lambda: done.notes.extend(_pareto(lake, settings, as_of)))
+    _try(done, "raw/bills", lambda: done.notes.extend(_unnamed(lake, settings)))
     for day, checks in rows.items():
         publish.publish_quality(lake, day, checks)
+    for day in sorted({*rows, *_lacking(lake, settings, as_of)}):
         _try(done, f"page of {day}", lambda day=day: _page(lake, settings, day))  # type: ignore[misc]
     publish.record_run(lake, run_id, facts)
     return done
@@ -79,6 +83,21 @@ def _pareto(lake: Lake, settings: Settings, as_of: str) -> list[str]:
     }
     told = [f"{facts[name]['runs']:,} {words}" for name, words in about.items() if facts[name]["runs"]]
     return told + [f"{day} is not in report_pareto__configs: {why}" for day, why in sorted(facts["skipped"].items())]
+
+
+def _unnamed(lake: Lake, settings: Settings) -> list[str]:
+    """A note when raw/bills has sources that the settings do not name."""
+    unnamed = sorted({*listed_sources(lake.store)} - {source.name for source in settings.bills})
+    if not unnamed:
+        return []
+    told = f"raw/bills holds {len(unnamed)} source(s) of bills that the settings do not name: {', '.join(unnamed)}"
+    return [f"{told}. Their charges count in no day; to have them counted, name each in [[bills]]"]
+
+
+def _lacking(lake: Lake, settings: Settings, as_of: str) -> list[str]:
+    """Days within the look-back whose page is not that of their head."""
+    first = (dt.date.fromisoformat(as_of) - dt.timedelta(days=settings.look_back_days)).isoformat()
+    return page.pages_wanted(lake, heads(settings, [d for d in lake.committed_days() if first <= d <= as_of]))
 
 
 def _page(lake: Lake, settings: Settings, day: str) -> None:

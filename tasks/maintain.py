@@ -6,23 +6,25 @@ Plain functions of settings that return small values. Source: infra/rules/lake.m
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow.compute as pc
 
 from schemas.ledger import SPANS
-from seedance.errors import ShardError, StoreError
+from seedance.errors import SchemaError, ShardError, StoreError
 from seedance.shard import ShardName, parse_name
 from seedance.store import Store
 from tasks import bill, progress, stale
 from tasks.core.completeness import HOURS, REASONS, Completeness, completeness, spans
 from tasks.errors import LayoutError, UsageError
+from tasks.io.deliveries import RAW, listed_sources
 from tasks.io.lake import Lake
 from tasks.io.sweep import Swept
 from tasks.io.sweep import sweep as sweep_lake
 from tasks.plan import DayPlan, plan
-from tasks.settings import Settings
+from tasks.settings import BillSource, Settings
 
 COPIES_AT_ONCE = 16
 MISSING = REASONS
@@ -56,9 +58,10 @@ def plan_days(settings: Settings, last_day: str, first_day: str | None, recode: 
         recode: also days whose code or environment changed since their head.
 
     Returns:
-        `due` [{day, cause, why, head, revision}], `failed` {day: reason}, `older` and `future` days, `waiting` {day: shards
-        in the drop folder that are not in the lake yet}, `stale` {day: marker}, and `completeness` {day: {expected, seen,
-        missing: [{name, hours, reason}]}} of every day that is due or has shards.
+        `first_day` and `last_day` that were looked at, `due` [{day, cause, why, head, revision}], `failed` {day: reason},
+        `older` and `future` days, `waiting` {day: shards in the drop folder that are not in the lake yet}, `stale`
+        {day: marker}, and `completeness` {day: {expected, seen, missing: [{name, hours, reason}]}} of every
+        day that is due or has shards.
     """
     found = plan(settings, last_day, first_day, recode)
     lake = open_lake(settings)
@@ -67,6 +70,8 @@ def plan_days(settings: Settings, last_day: str, first_day: str | None, recode: 
     committed = [day for day in lake.committed_days() if oldest <= day <= last_day]
     with_shards = {name.day.isoformat() for name in names if oldest <= name.day.isoformat() <= last_day}
     return {
+        "first_day": oldest,
+        "last_day": last_day,
         "due": [_due(lake, planned) for planned in found.due],
         "failed": dict(found.failed),
         "older": found.older,
@@ -92,7 +97,8 @@ def completeness_of(lake: Lake, day: str, names: list[ShardName]) -> Completenes
     try:
         head = lake.head(day)
         table = lake.read(head.handles[SPANS.name], SPANS) if head and SPANS.name in head.handles else SPANS.empty()
-    except (LayoutError, StoreError):  # `verify` says what is lost; the names of shards are still there
+    except (LayoutError, SchemaError, StoreError):
+        # Lost, as `verify` says, or of a former release, and then due as `schema`; the names of shards are still there.
         table = SPANS.empty()
     table = table.filter(pc.greater(table["x_BilledSpanNs"], 0)).select(["x_HourUtc", "x_MachineId", "x_Category"])
     for at, machine, category in zip(*(table[n].to_pylist() for n in table.column_names), strict=True):
@@ -157,12 +163,21 @@ def copy_raw(settings: Settings, into: str) -> dict[str, Any]:
     """Copy everything raw into another lake, which must hold no commit yet; what it has already is not copied again.
 
     Returns:
-        `objects` and `bytes` copied; `first_day` and `last_day` that have shards or charges, None without any.
+        `objects` and `bytes` copied; `sources` of bills that raw/ has a listing of; `first_day` and `last_day` that have
+        shards or charges, None without any.
 
     Raises:
         UsageError: `into` is the lake itself, or has commits.
     """
-    old, new = open_lake(settings), Lake.open(into, buckets=open_lake(settings).buckets)
+    old = open_lake(settings)
+    inside = Store(into).url
+    if f"{inside}/".startswith(f"{old.store.url}/") and inside != old.store.url:
+        raise UsageError(
+            f"rebuild: {inside} lies inside the lake {old.store.url}. Expected a folder or URL outside of it.",
+            found=inside,
+            expected="a place outside the lake",
+        )
+    new = Lake.open(into, buckets=old.buckets)
     if new.store.url == old.store.url or new.committed_days():
         raise UsageError(
             f"rebuild: {new.store.url} is {'the lake itself' if new.store.url == old.store.url else 'a lake with commits'}. "
@@ -183,11 +198,13 @@ def copy_raw(settings: Settings, into: str) -> dict[str, Any]:
         for number, size in enumerate(pool.map(copy, [entry.path for entry in wanted])):
             progress.tell(number, len(wanted), wanted[number].path)
             copied += size
-    raw_alone = without_sources(settings, into)
+    sources = listed_sources(new.store)
+    raw_alone = from_raw_alone(settings, into, sources)
     days = {ref.name.day.isoformat() for ref in new.shards(None)} | set(bill.days_touched(new, raw_alone))
     return {
         "objects": len(wanted),
         "bytes": copied,
+        "sources": sources,
         "first_day": min(days, default=None),
         "last_day": max(days, default=None),
     }
@@ -214,6 +231,7 @@ def _is_rebuilt(path: str) -> bool:
     return "/usage_date=" in path and table not in history
 
 
-def without_sources(settings: Settings, into: str) -> Settings:
-    """Settings of a lake that is made from its own raw/ alone."""
-    return settings.model_copy(update={"lake": into, "telemetry": None})
+def from_raw_alone(settings: Settings, into: str, sources: Sequence[str]) -> Settings:
+    """Settings of a lake that is made from its own raw/ alone: with the sources of bills that are there, and no others."""
+    bills = tuple(BillSource(name=name, url=f"{into}/{RAW}/{name}") for name in sources)
+    return settings.model_copy(update={"lake": into, "telemetry": None, "bills": bills})

@@ -107,6 +107,13 @@ def admit_shards(settings: Settings) -> list[str]:
     return collect.admit(open_lake(settings), settings)
 
 
+def damaged(paths: Sequence[str]) -> list[str]:
+    """What people are told of files whose bytes are not those of their names; they make no day due."""
+    found = [path for path in paths if collect.DAMAGED in path]
+    words = "file(s) of the drop folder have other bytes than their names say and do not count; see quarantine/. First:"
+    return [f"{len(found):,} {words} {found[0]}"] if found else []
+
+
 def refuse_future(settings: Settings, days: Sequence[str]) -> dict[str, int]:
     """Quarantine shards of days that have not come yet; their number by day. They are tried again on their day."""
     lake = open_lake(settings)

@@ -11,12 +11,14 @@ import pyarrow.compute as pc
 
 from schemas.ledger import ADDRESSES, LAYERS, QUALITY, RECONCILIATION
 from seedance.errors import StoreError
+from tasks.core.reconciliation import findings
 from tasks.core.snapshots import instant_text
-from tasks.core.tree import cost_tree
+from tasks.core.tree import AMOUNTS, cost_tree, negatives
 from tasks.io import page, parquet
 from tasks.io.lake import Commit, Lake
 
 FOLDER = "page"
+_READ = (ADDRESSES, LAYERS, RECONCILIATION)
 
 
 def publish_page(lake: Lake, commit: Commit, billed: Mapping[str, Mapping[str, Decimal]]) -> str:
@@ -36,11 +38,37 @@ def publish_page(lake: Lake, commit: Commit, billed: Mapping[str, Mapping[str, D
         "hours": hours(hourly),
         "errors": commit.body["facts"]["errors"],
         "findings": findings(hourly),
+        "negatives": {column: negatives(addresses, column) for column in AMOUNTS},
         "quality": _quality(lake, commit.day),
     }
-    path = f"{FOLDER}/usage_date={commit.day}/report.html"
+    path = _path(commit.day)
     lake.store.replace(path, page.render(commit.day, cost_tree(addresses, layers), facts))
+    lake.store.replace(_made_from(commit.day), commit.sha256.encode())
     return path
+
+
+def pages_wanted(lake: Lake, heads: Mapping[str, Commit]) -> list[str]:
+    """Days whose page is gone or of another commit than their head: a run was killed, or a stage was called by hand.
+
+    Heads of a former release have no page of this one; they get it when they are computed again.
+    """
+    found = []
+    for day, head in heads.items():
+        handles = head.handles
+        is_ours = all(spec.name in handles and handles[spec.name].version == spec.version for spec in _READ)
+        is_made = lake.store.get(_made_from(day)) == head.sha256.encode() and lake.store.exists(_path(day))
+        if is_ours and not is_made:
+            found.append(day)
+    return found
+
+
+def _path(day: str) -> str:
+    return f"{FOLDER}/usage_date={day}/report.html"
+
+
+def _made_from(day: str) -> str:
+    """The object that holds the digest of the commit that the page was made from."""
+    return f"{FOLDER}/usage_date={day}/commit.sha256"
 
 
 def hours(hourly: pa.Table) -> list[dict[str, Any]]:
@@ -61,19 +89,6 @@ def hours(hourly: pa.Table) -> list[dict[str, Any]]:
         for at, row in zip(instants, found.to_pylist(), strict=True)
     ]
     return sorted(told, key=lambda r: (r["hour"], r["cloud"], r["currency"]))
-
-
-def findings(hourly: pa.Table) -> list[dict[str, Any]]:
-    """Findings by kind and cloud: how many resources, how many resource-hours; in order."""
-    gathered: dict[tuple[str, str], list[str]] = {}
-    columns = (hourly[c].to_pylist() for c in ("x_Finding", "x_Cloud", "x_ResourceId"))
-    for told, cloud, name in zip(*columns, strict=True):
-        for finding in (told or "").split(", ") if told else ():
-            gathered.setdefault((finding, cloud), []).append(name)
-    return [
-        {"finding": f, "cloud": c, "resources": len(set(names)), "hours": len(names)}
-        for (f, c), names in sorted(gathered.items())
-    ]
 
 
 def _quality(lake: Lake, day: str) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from seedance.catalogue import catalogue_digest, gpu_instances
 from tasks import witness
 from tasks.core.calibrate import Verdict, read_verdicts
 from tasks.core.ledger import Inputs, Ledger, settle
-from tasks.core.reconciliation import errors, own_verdicts, reconciliation_hourly
+from tasks.core.reconciliation import errors, findings, own_verdicts, reconciliation_hourly
 from tasks.core.reports import totals_by_category
 from tasks.io.lake import Handle, Lake, Step
 from tasks.plan import DayPlan
@@ -134,13 +134,12 @@ def _facts(
     totals = [
         {k: (None if v is None else str(v)) for k, v in row.items()} for row in totals_by_category(ledger.addresses)
     ]
-    findings: dict[str, int] = {}
-    found = [f for pair in ledger.pairs for f in pair.findings if f != "no_telemetry"]  # of hours
-    for finding in (*found, *(f for verdict in judged.values() for f in verdict.findings)):  # of families
-        findings[finding] = findings.get(finding, 0) + 1
+    found: dict[str, int] = {}  # resource-hours, as the table has them
+    for row in findings(hourly):
+        found[row["finding"]] = found.get(row["finding"], 0) + row["hours"]
     return {
         "totals": totals,
-        "findings": dict(sorted(findings.items())),
+        "findings": found,
         "charges": len(inputs.charges),
         "addresses": len(ledger.addresses),
         "layers": len(ledger.layers),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import pyarrow as pa
 
 from schemas.ledger import ADDRESSES
 from schemas.restatements import RESTATEMENTS
+from seedance.errors import StoreError
 from tasks.core import restate
 from tasks.io.lake import Handle, Lake, Step
 from tasks.io.parquet import narrow
@@ -15,6 +17,7 @@ from tasks.plan import DayPlan
 from tasks.step import run_step, stage_key
 
 STAGE = "restate"
+log = logging.getLogger(__name__)
 
 
 def restate_day(lake: Lake, plan: DayPlan, addresses: Handle) -> tuple[Step, bool]:
@@ -29,12 +32,12 @@ def restate_day(lake: Lake, plan: DayPlan, addresses: Handle) -> tuple[Step, boo
         The step, whose handle belongs among those of the commit, and whether it was there already.
 
     Raises:
-        StoreError: an object of the parent commit is missing or altered; carries url, path.
+        StoreError: the storage refused; carries url, path.
         SchemaError: the parent's addresses lack a column that is compared.
     """
     parent = next((one for one in lake.commits(plan.day) if one.n == plan.parent), None) if plan.parent else None
-    before = None if parent is None else parent.handles.get(ADDRESSES.name)
-    former = None if parent is None else parent.handles.get(RESTATEMENTS.name)
+    before = None if parent is None else _whole(lake, plan, parent.handles.get(ADDRESSES.name))
+    former = None if parent is None else _whole(lake, plan, parent.handles.get(RESTATEMENTS.name))
     key = stage_key(
         STAGE,
         modules=("tasks.restate",),
@@ -53,6 +56,21 @@ def restate_day(lake: Lake, plan: DayPlan, addresses: Handle) -> tuple[Step, boo
         return Step({RESTATEMENTS.name: lake.handle(RESTATEMENTS, plan.day, [table])})
 
     return run_step(lake, STAGE, key, compute)
+
+
+def _whole(lake: Lake, plan: DayPlan, handle: Handle | None) -> Handle | None:
+    """The handle; None, with a warning, where its objects are lost: a new revision is then the only way back."""
+    try:
+        for part in () if handle is None else handle.parts:
+            lake.read_part(part)
+    except StoreError as error:
+        if "expected" not in error.facts:  # refused, not lost
+            raise
+        log.warning(
+            "%s: what revision %d restates is not told, %s is lost", plan.day, plan.revision, error.facts["path"]
+        )
+        return None
+    return handle
 
 
 def _addresses(lake: Lake, handle: Handle | None) -> pa.Table:

@@ -34,6 +34,11 @@ def head_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], di
     return totals, {day: of_day["findings"] for day, of_day in facts.items() if of_day["findings"]}
 
 
+def finding_text(found: Mapping[str, int]) -> str:
+    """Findings with the resource-hours that have them."""
+    return ", ".join(f"{finding} {hours} resource-hour(s)" for finding, hours in found.items())
+
+
 def history(run: Any) -> list[str]:
     """A line for each stretch of days with the same revision and cause."""
     lines: list[tuple[str, str, str]] = []
@@ -59,6 +64,7 @@ def notes(run: Any) -> list[str]:
     ):
         if days:
             told.append(f"{len(days)} {what} ({days[0]} to {days[-1]})")
+    told += [d["message"] for d in run.deliveries if d["status"] != "refused" and d.get("message")]
     return [*told, *run.told]
 
 
@@ -124,7 +130,7 @@ def _reduce(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _reconcile(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    found = ", ".join(f"{k} {v}" for k, v in facts["findings"].items()) or "none"
+    found = finding_text(facts["findings"]) or "none"
     return [
         {
             "x_Check": "law 1: addresses add up to each charge",
@@ -194,7 +200,7 @@ def _amounts(values: Mapping[str, Any]) -> dict[str, str]:
 def artifact_text(run: Any) -> str:
     """The page of a run: days with revision and cause, stages with times, deliveries, failures."""
     lines = [f"# Up to {run.last_day}", "", *(f"- {line}" for line in history(run))]
-    lines += [f"- {day}: " + ", ".join(f"{k} {v}" for k, v in found.items()) for day, found in run.findings.items()]
+    lines += [f"- {day}: findings: {finding_text(found)}" for day, found in run.findings.items()]
     lines += [f"- {note}" for note in notes(run)]
     lines += ["", "| stage | seconds | days | reused |", "|---|---|---|---|"]
     lines += [

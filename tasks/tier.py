@@ -62,7 +62,8 @@ def plan_tiers(settings: Settings, policy_path: str, folders: Iterable[str], as_
         as_of: UTC day, YYYY-MM-DD; ages are counted to its end.
 
     Returns:
-        {as_of, policy, folders, ended: jobs known to have ended, examples: entries of each verdict} and the totals of
+        {as_of, policy, folders, ended: jobs known to have ended, stays: number of entries that the policy leaves where they
+        are, by what holds them, stay: some of these with why, examples: entries of each verdict} and the totals of
         `tiering.totals`; amounts are text.
 
     Raises:
@@ -94,7 +95,7 @@ def plan_tiers(settings: Settings, policy_path: str, folders: Iterable[str], as_
     for spec, table in ((INVENTORY, entries), (MOVES, wanted)):
         lake.publish_as_of(lake.handle(spec, None, [table]), as_of)
     head = {"as_of": as_of, "policy": policy_path, "folders": chosen, "ended": sorted(ended)}
-    return head | tiering.totals(entries, wanted) | {"examples": _examples(entries, wanted)}
+    return head | tiering.totals(entries, wanted) | _stays(entries, policy) | {"examples": _examples(entries, wanted)}
 
 
 def ended_jobs(lake: Lake, settings: Settings, day: dt.date) -> frozenset[str]:
@@ -120,6 +121,22 @@ def ended_jobs(lake: Lake, settings: Settings, day: dt.date) -> frozenset[str]:
             if row["job_id"] not in last or at > last[row["job_id"]][0]:
                 last[row["job_id"]] = (at, row["status"] == ENDED or row["exit_reason"] is not None)
     return frozenset(job for job, (_, is_over) in last.items() if is_over)
+
+
+def _stays(inventory: pa.Table, policy: Policy) -> dict[str, Any]:
+    """How many entries stay by what holds them, and the first of each with why."""
+    stays: dict[str, int] = {}
+    stay: list[dict[str, str]] = []
+    names = ["x_Folder", "x_Path", "x_StorageClass", "x_AgeDays", "x_Pin", "x_Tier", "x_Problem"]
+    for batch in inventory.select(names).sort_by([("x_Folder", "ascending"), ("x_Path", "ascending")]).to_batches():
+        for entry in batch.to_pylist():
+            found = tiering.stays(entry, policy)
+            if found is not None:
+                stays[found[0]] = stays.get(found[0], 0) + 1
+                if stays[found[0]] <= EXAMPLES:
+                    path = f"{entry['x_Folder']}/{entry['x_Path']}"
+                    stay.append({"path": path, "held_by": found[0], "why": found[1]})
+    return {"stays": dict(sorted(stays.items())), "stay": stay}
 
 
 def _examples(inventory: pa.Table, moves: pa.Table) -> dict[str, list[dict[str, str]]]:

@@ -28,6 +28,7 @@ from tasks.settings import Settings
 
 READS_AT_ONCE = 16
 REPAIR = "python -m flows.verify --repair"
+GONE = "the commit is gone"
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _commits(lake: Lake, day: str, numbers: Sequence[int]) -> Iterator[Lost]:
         path = f"days/{day}/{n}.json"
         raw = lake.store.get(path)
         if raw is None:
-            yield Lost(day, path, "the commit is gone", REPAIR)
+            yield Lost(day, path, GONE, REPAIR)
             continue
         try:
             _ = [*_parts(read_commit(raw, day, n, lake.store.url))]
@@ -233,17 +234,19 @@ def judge(before: Verified, after: Verified, reasons: Mapping[str, str]) -> Veri
     left = {one.path for one in after.lost}
     after.repaired = sorted({one.path for one in before.lost} - left)
     unknown = "its inputs or the code have changed since, so that it cannot be made again"
-    after.lost = [
-        replace(
-            one,
-            problem=f"{one.problem}; after the repair: {reasons.get(one.day, unknown)}",
-            command=f"python -m flows.publish --day {one.day}",
-        )
-        if one.day
-        else one
-        for one in after.lost
-    ]
+    after.lost = [_left(one, reasons.get(one.day, unknown)) for one in after.lost]
     return after
+
+
+def _left(lost: Lost, reason: str) -> Lost:
+    """What is lost still, with why, and the command that helps; none does for a former commit, of which only copies are left."""
+    if not lost.day:
+        return lost
+    if lost.path.startswith("days/") and lost.problem == GONE:
+        copy = "it is a former one, which nothing computes again: put it back from a copy of the lake"
+        return replace(lost, problem=f"{lost.problem}; {copy}", command="")
+    command = f"python -m flows.publish --day {lost.day}"
+    return replace(lost, problem=f"{lost.problem}; after the repair: {reason}", command=command)
 
 
 def _put_aside(store: Store, lost: Lost) -> None:

@@ -41,7 +41,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 _USAGE = {
     "charges_in": _names(
-        "x_ChargeKey x_Occurrence x_UsageDate x_Cloud x_Class x_MachineId x_DependantId x_InstanceType "
+        "x_ChargeKey x_Occurrence x_UsageDate x_Cloud x_Class x_TieRule x_MachineId x_DependantId x_InstanceType "
         "x_DayBilledCost x_DayEffectiveCost x_DayListCost x_DayPromotionalCost x_PromotionalCost x_UnitsPerMachine "
         "x_UsageType BilledCost BillingAccountId BillingCurrency BillingPeriodStart CapacityReservationId "
         "CapacityReservationStatus ChargeCategory ChargeClass ChargeFrequency ChargePeriodEnd ChargePeriodStart "

@@ -96,7 +96,7 @@ CREATE TEMP TABLE charge AS
                       AND (CommitmentDiscountId IS NOT NULL OR CapacityReservationId IS NOT NULL) THEN 'commitment_purchase'
                  WHEN CommitmentDiscountStatus = 'Unused' THEN 'commitment_unused'
                  WHEN CapacityReservationStatus = 'Unused' OR contains(x_UsageType, 'UnusedBox')
-                      OR contains(x_UsageType, 'UnusedDed') THEN 'capacity_unused'
+                      OR contains(x_UsageType, 'UnusedDed') OR x_Class = 'capacity_unused' THEN 'capacity_unused'
                  WHEN x_Class = 'support' THEN 'support' END AS early,
             coalesce(ChargeFrequency = 'Usage-Based', false) AS usage_based,
             ChargePeriodEnd - ChargePeriodStart AS length,
@@ -119,8 +119,10 @@ CREATE TEMP TABLE charge AS
         -- follows its machine. A period without length, or outside its own day, cannot be spread.
         SELECT *, NOT usage_based OR length <= 0 OR until <= since
                   OR (length > 86400000000000 AND x_Class NOT IN ('machine', 'dependant') AND NOT on_machine) AS whole,
-               coalesce(ConsumedQuantity * unit_ns(ConsumedUnit, x_UnitsPerMachine IS NOT NULL),
-                        PricingQuantity * unit_ns(PricingUnit, x_UnitsPerMachine IS NOT NULL)) AS stated
+               -- only machines have time, and a number of parts that nobody knows, 0, makes none (4.6)
+               CASE WHEN on_machine AND coalesce(x_UnitsPerMachine > 0, true)
+                    THEN coalesce(ConsumedQuantity * unit_ns(ConsumedUnit, x_UnitsPerMachine IS NOT NULL),
+                                  PricingQuantity * unit_ns(PricingUnit, x_UnitsPerMachine IS NOT NULL)) END AS stated
         FROM tied
     )
     SELECT * EXCLUDE (stated) REPLACE (coalesce(early, CASE
@@ -138,7 +140,7 @@ CREATE TEMP TABLE charge AS
            CASE WHEN whole THEN least(greatest(ChargePeriodStart, day_ns), next_ns - 1) ELSE until - 1 END
                // 3600000000000 AS last_hour,
            -- quantity of time of the whole charge, in 1e-12 ns; null where the bill states none
-           machine_time(stated, x_UnitsPerMachine) AS quantity
+           CASE WHEN stated IS NOT NULL THEN machine_time(stated, x_UnitsPerMachine) END AS quantity
     FROM placed;
 
 -- === Rule 2: hours of a charge (sections 4.3 to 4.5) ================================================================
@@ -210,10 +212,11 @@ CREATE TEMP TABLE part AS
 
 -- === Rules 3, 4, 8: span, devices and estimates of a machine-hour (sections 4.6, 4.13) ==============================
 
--- Billed span: exact sum per meter, half-even to ns, the largest meter.
+-- Billed span: exact sum per meter (SkuMeter and tie rule), half-even to ns, the largest meter.
 CREATE TEMP TABLE billed AS
     SELECT cloud, machine, hour, max(half_even(greatest(quantity, 0), 1000000000000))::BIGINT AS span
     FROM (SELECT x_Cloud AS cloud, x_MachineId AS machine, t.hour, coalesce(SkuMeter, '') AS meter,
+                 coalesce(x_TieRule, '') AS what,
                  sum(CASE WHEN h.id IS NOT NULL THEN h.ns * 1000000000000::HUGEINT
                           WHEN quantity IS NULL THEN capacity * 1000000000000::HUGEINT
                           WHEN whole OR (since = ChargePeriodStart AND until = ChargePeriodEnd) THEN quantity

@@ -79,7 +79,8 @@ CREATE TEMP VIEW address_weights AS
          JOIN vector USING (vid)
     WHERE units <> 0 AND weight > 0;
 
--- The instance type of a work address is the charge's, else the machine's: a disk's work belongs to its machine's layers.
+-- The instance type of an address is that of the machine-hour, whatever the charge says: a machine may change its type within
+-- the hour, and a disk's work belongs to its machine's layers.
 -- Where a ledger has no amount (null), its addresses have none.
 CREATE TEMP TABLE w_addresses AS
     WITH shared AS (
@@ -88,7 +89,7 @@ CREATE TEMP TABLE w_addresses AS
                sum(part) FILTER (grp % 5 = 4) AS promotional
         FROM largest_remainder('address_weights') GROUP BY ALL
     ), spread AS (
-        SELECT c.* REPLACE (coalesce(c.itype, m.itype) AS itype, v.category AS category,
+        SELECT c.* REPLACE (m.itype AS itype, v.category AS category,
                    CASE WHEN c.billed IS NOT NULL THEN coalesce(s.billed, 0) END AS billed,
                    CASE WHEN c.effective IS NOT NULL THEN coalesce(s.effective, 0) END AS effective,
                    CASE WHEN c.promotional IS NOT NULL THEN coalesce(s.promotional, 0) END AS promotional,

@@ -24,6 +24,16 @@ LEDGERS = ("BilledCost", "EffectiveCost", "ListCost", "x_PromotionalCost")
 """Amounts that are divided, each on its own, over the same weights. The last is a part of the second: what promotions paid."""
 Index = npt.NDArray[np.int64]
 _SCALE = 10**money.DIGITS
+_TIME_FACTS = (
+    "ConsumedQuantity",
+    "ConsumedUnit",
+    "PricingQuantity",
+    "PricingUnit",
+    "SkuMeter",
+    "x_TieRule",
+    "x_UnitsPerMachine",
+)
+"""What a machine's row says of its time, and of which meter: rows of one SkuMeter and tie rule are one meter."""
 
 
 @dataclass
@@ -188,11 +198,10 @@ def _by_running_time(
 ) -> Parts:
     """Plain usage of machines: ns of each row and hour; a machine's own rows summed by meter into its billed spans."""
     row, hour, begin, end = _hours(rows, whole, periods)
-    columns = ["ConsumedQuantity", "ConsumedUnit", "PricingQuantity", "PricingUnit", "SkuMeter", "x_UnitsPerMachine"]
-    facts = charges.select(columns).append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
+    facts = charges.select(_TIME_FACTS).append_column("key", machine_keys(charges)).take(pa.array(rows)).to_pylist()
     start = _starts(row)
     weight = np.zeros(len(row), np.int64)
-    meters: dict[int, dict[str, int]] = {}
+    meters: dict[int, dict[tuple[str, str], int]] = {}
     for place, fact in enumerate(facts):
         at, span = int(rows[place]), range(int(start[place]), int(start[place + 1]))
         numbers = [hours.slot(fact["key"], int(hour[i])) for i in span]
@@ -204,7 +213,7 @@ def _by_running_time(
         if spans[at]:
             for number, share in zip(numbers, shares, strict=True):
                 meter = meters.setdefault(number, {})
-                name = fact["SkuMeter"] or ""
+                name = (fact["SkuMeter"] or "", fact["x_TieRule"] or "")
                 meter[name] = meter.get(name, 0) + share
     for number, by_meter in meters.items():
         found = [money.half_even(max(exact, 0), _SCALE) for exact in by_meter.values()]

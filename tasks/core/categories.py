@@ -83,7 +83,7 @@ def label(charges: pa.Table, machines: pa.Array, attached: pa.Array) -> Labels:
     )
     unused_box = np.asarray(pc.fill_null(pc.match_substring_regex(charges["x_UsageType"], "Unused(Box|Ded)"), False))
     unused = equals(charges["CommitmentDiscountStatus"], "Unused")
-    capacity_unused = equals(charges["CapacityReservationStatus"], "Unused") | unused_box
+    capacity_unused = equals(charges["CapacityReservationStatus"], "Unused") | unused_box | of_class("capacity_unused")
 
     keys = machine_keys(charges)
     known = pa.concat_arrays(

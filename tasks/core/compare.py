@@ -33,7 +33,8 @@ class Paid:
         promotional: of it, what promotions took off; zero or negative.
         commitment: what rows under a commitment cost beyond their list value; None where one states no list value.
         is_committed: there are such rows.
-        meters, currencies, services: of the rows.
+        meters: SkuMeter and tie rule of the rows, which together tell meters apart.
+        currencies, services: of the rows.
     """
 
     cash: int = 0
@@ -159,8 +160,8 @@ class _Reader:
 
     def __init__(self, charges: pa.Table, parts: Parts) -> None:
         self._parts = parts
-        names = ("SkuMeter", "BillingCurrency", "ServiceName")
-        self._meter, self._currency, self._service = (charges[n].to_pylist() for n in names)
+        names = ("SkuMeter", "BillingCurrency", "ServiceName", "x_TieRule")
+        self._meter, self._currency, self._service, self._rule = (charges[n].to_pylist() for n in names)
         committed = np.asarray(charges["CommitmentDiscountId"].is_valid())
         self._committed = committed | equals(charges["PricingCategory"], "Committed")
         self._has_list = np.asarray(charges["ListCost"].is_valid())
@@ -176,7 +177,7 @@ class _Reader:
             paid.is_committed = True
             known = paid.commitment is not None and self._has_list[row]
             paid.commitment = (paid.commitment or 0) + amortised - promotional - listed if known else None
-        paid.meters.add(self._meter[row] or "")
+        paid.meters.add(f"{self._meter[row] or ''}/{self._rule[row] or ''}")
         paid.currencies.add(self._currency[row])
         if self._service[row] is not None:
             paid.services.add(self._service[row])

@@ -53,6 +53,7 @@ def rates(charges: pa.Table) -> dict[str, list[Rate]]:
     mask = pc.and_(mask, pc.and_(pc.equal(charges["PricingCategory"], "Standard"), charges["ChargeClass"].is_null()))
     mask = pc.and_(mask, pc.and_(charges["x_InstanceType"].is_valid(), charges["RegionId"].is_valid()))
     negative = pc.or_(pc.less(charges["BilledCost"], 0), pc.less(charges["EffectiveCost"], 0))
+    mask = pc.and_(mask, pc.fill_null(pc.greater(charges["x_UnitsPerMachine"], 0), True))  # parts that nobody counts
     rows = charges.filter(pc.and_not(pc.fill_null(mask, False), negative))
     for name in ("ChargePeriodStart", "BillingPeriodStart"):
         rows = rows.set_column(rows.column_names.index(name), name, rows[name].cast(pa.int64()))

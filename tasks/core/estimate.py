@@ -210,7 +210,7 @@ class Ladder:
         agreed = self._contracted.get(f"{cloud}|{facts.owner[0] or ''}|{kind}|{region}")
         if agreed is None:
             return listed
-        amount, currency = agreed.split(" ")
+        amount, currency = agreed.split(" ", 1)
         return Price(money.units(Decimal(amount)), currency, "contracted")
 
     def volume(self, cloud: str, kind: str, region: str | None) -> Price | None:

@@ -21,6 +21,7 @@ from schemas.usage import CATEGORIES, JOB_RUNS, LAYER_HOURLY
 from tasks.core import money
 from tasks.core.levels import AMOUNTS, NOTHING, Node, Units, assert_levels, not_equal, total
 from tasks.core.pools import Pool, Row, divide, hour_text, pool_key, pool_name, pools_of, rows_of, sums_of
+from tasks.core.spelling import one_spelling
 from tasks.errors import LawError
 
 ESTIMATE = "estimate:"
@@ -271,7 +272,7 @@ def explain_resource(books: Sequence[Book], resource: str, column: str) -> list[
 
     Args:
         books: days in order, with charges, addresses and the daily report of resources.
-        resource: value of `column`.
+        resource: value of `column`, a ResourceId in its one spelling.
         column: one of RESOURCES.
 
     Raises:
@@ -279,12 +280,13 @@ def explain_resource(books: Sequence[Book], resource: str, column: str) -> list[
     """
     rows: list[Row] = []
     for book in books:
-        table = book.tables[ADDRESSES.name]
+        table = one_spelling(book.tables[ADDRESSES.name])
         mine = table.filter(pc.equal(table[column], resource))
         if not len(mine):
             continue
         if column in RESOURCE_DAILY.names:
-            _assert_report(f"{column} {resource}, {book.day}", book.tables[RESOURCE_DAILY.name], column, resource, mine)
+            report = one_spelling(book.tables[RESOURCE_DAILY.name])
+            _assert_report(f"{column} {resource}, {book.day}", report, column, resource, mine)
         rows += _of_charges(book, mine)
     job = Level("job", ("x_JobId",), lambda r: r["x_JobId"] or "(no job)")
     return _back("resource", resource, rows, (("looked for in", column),), (_CATEGORY, job, HOUR, _CHARGE))

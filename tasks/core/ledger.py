@@ -88,6 +88,8 @@ def settle(inputs: Inputs) -> Ledger:
     for slot in hours.slots:
         if slot.billed_ns is not None and slot.running_ns > slot.billed_ns + BILLING_GRAIN_NS:
             slot.findings.add("observed_exceeds_billed")
+        if slot.billed_ns is not None and slot.instance_type not in inputs.gpu_counts:
+            slot.findings.add("unknown_type")
     spans = _span_rows(_only(vector, span > 0), hours, span, open_slots, inputs.day_ns)
     assert_money(charges, addresses)
     assert_time(spans, hours, inputs.gpu_counts, span, inputs.day_ns)

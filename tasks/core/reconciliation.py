@@ -99,6 +99,19 @@ def _ape(estimate: int | None, billed: int | None) -> float | None:
     return float(Decimal(abs(estimate - billed)) / abs(billed))
 
 
+def findings(hourly: pa.Table) -> list[dict[str, Any]]:
+    """Findings by kind and cloud: how many resources, how many resource-hours; in order."""
+    gathered: dict[tuple[str, str], list[str]] = {}
+    columns = (hourly[c].to_pylist() for c in ("x_Finding", "x_Cloud", "x_ResourceId"))
+    for told, cloud, name in zip(*columns, strict=True):
+        for finding in (told or "").split(", ") if told else ():
+            gathered.setdefault((finding, cloud), []).append(name)
+    return [
+        {"finding": f, "cloud": c, "resources": len(set(names)), "hours": len(names)}
+        for (f, c), names in sorted(gathered.items())
+    ]
+
+
 def errors(reconciliation: pa.Table) -> list[dict[str, str | int | None]]:
     """MAPE and weighted MAPE before and after alpha per cloud, service and currency, as text, 6 digits.
 

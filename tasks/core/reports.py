@@ -19,6 +19,7 @@ from seedance.schema import Table
 from tasks.core.money import difference
 from tasks.core.second import LAYER, POOL
 from tasks.core.spans import HOUR_NS
+from tasks.core.spelling import one_spelling
 
 MONEY = ("BilledCost", "EffectiveCost", "ListCost", "x_EstimatedCost", "x_PromotionalCost")
 LEDGERS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
@@ -74,28 +75,50 @@ def job_daily(day: dt.date, addresses: pa.Table, spans: pa.Table, jobs: pa.Table
 def resource_daily(day: dt.date, addresses: pa.Table, spans: pa.Table) -> pa.Table:
     """Rows of report_cost__resource_daily."""
     key = RESOURCE_DAILY.key
-    values = dict.fromkeys(MONEY, "sum") | {"x_InstanceType": "min", "x_MachineId": "min"}
-    cost = sums(addresses, key, values).to_pylist()
-    time_key = ("x_Cloud", "x_State", "x_MachineId", "x_DeviceId", "x_Category", "x_Reason")
-    time = _by(sums(spans, time_key, {"x_Ns": "sum"}).to_pylist(), time_key)
-    coverage, parents = _coverage(spans), _parents(spans)
+    addresses = one_spelling(addresses)
+    cost = sums(addresses, key, dict.fromkeys(MONEY, "sum") | {"x_InstanceType": "min"}).to_pylist()
+    time, parents = _own_time(addresses, spans), _parents(spans)
     rows = []
     for row in _ordered(cost, key):
-        machine = row.pop("x_MachineId")
-        own = _names(row["ResourceId"], machine)
-        spent = time.pop(tuple((row | {"x_MachineId": machine})[k] for k in time_key), {}) if own else {}
-        row |= {"x_UsageDate": day, "x_GpuNs": spent.get("x_Ns"), "x_GpuHours": _hours(spent.get("x_Ns"))}
-        row["x_CoveragePpm"] = coverage.get((row["x_Cloud"], machine)) if own else None
+        ns, coverage = time.get(tuple(row[k] for k in key), (None, None))
+        row |= {"x_UsageDate": day, "x_GpuNs": ns, "x_GpuHours": _hours(ns), "x_CoveragePpm": coverage}
         row["x_ParentId"] = parents.get(row["x_DeviceId"])
         rows.append(row)
     return _table(RESOURCE_DAILY, rows)
 
 
+def _own_time(addresses: pa.Table, spans: pa.Table) -> dict[tuple[Any, ...], tuple[int | None, int | None]]:
+    """GPU time in ns, and observed part of the billed spans in ppm, of each row of the report that is of machines themselves.
+
+    A row of a scale set has several machines. Time counts once: of rows that share a span, the one with the most money, signs
+    left out, has it, so that it stands with the machine's hours and not with its traffic.
+    """
+    key = RESOURCE_DAILY.key
+    wide = (*key, "x_MachineId")
+    time_key = ("x_Cloud", "x_State", "x_MachineId", "x_DeviceId", "x_Category", "x_Reason")
+    time = _by(sums(spans, time_key, {"x_Ns": "sum"}).to_pylist(), time_key)
+    observed = _observed(spans)
+    sized = sums(addresses.append_column("size", _size(addresses)), wide, {"size": "sum"}).to_pylist()
+    found: dict[tuple[Any, ...], list[tuple[Any, Any]]] = {}
+    for row in sorted(_ordered(sized, wide), key=lambda r: -r["size"]):
+        if _names(row["ResourceId"], row["x_MachineId"]):
+            ns = time.pop(tuple(row[k] for k in time_key), {}).get("x_Ns")
+            parts = observed.get((row["x_Cloud"], row["x_MachineId"]), (0, 0))
+            found.setdefault(tuple(row[k] for k in key), []).append((ns, parts))
+    told = {}
+    for at, machines in found.items():
+        known = [ns for ns, _ in machines if ns is not None]
+        seen, billed = (sum(parts[n] for _, parts in machines) for n in (0, 1))
+        told[at] = (sum(known) if known else None, seen * 1_000_000 // billed if billed else None)
+    return told
+
+
 def _names(resource: str | None, machine: str | None) -> bool:
-    """Whether a resource id, bare or as an ARN, is that of a machine and not of something that hangs on it."""
+    """Whether a resource id is that of a machine, bare or as an ARN, or of its scale set, and not of what hangs on it."""
     if resource is None or machine is None:
         return False
-    return resource.lower() == machine.lower() or resource.lower().endswith("/" + machine.lower())
+    one, other = resource.lower(), machine.lower()
+    return one == other or one.endswith("/" + other) or other.rpartition("/virtualmachines/")[0] == one != ""
 
 
 def layer_daily(
@@ -140,10 +163,7 @@ def layer_daily(
 
 def _with_bound(layers: pa.Table) -> pa.Table:
     """Adds the pool's money and bound times it, in whole units, so that daily bounds weigh each pool by its money."""
-    money = pc.abs(
-        pc.coalesce(layers["EffectiveCost"], layers["x_EstimatedCost"], pa.scalar(Decimal(0), pa.decimal128(38, 12)))
-    )
-    layers = layers.append_column("money", money)
+    layers = layers.append_column("money", _size(layers))
     total = sums(layers, POOL, {"money": "sum"})
     codes = {tuple(r[k] for k in POOL): r["money"] for r in total.to_pylist()}
     own = [codes[k] for k in zip(*(layers[c].to_pylist() for c in POOL), strict=True)]
@@ -151,6 +171,12 @@ def _with_bound(layers: pa.Table) -> pa.Table:
     wide = pa.decimal128(38, 0)
     bound = [u * b for u, b in zip(units, layers["x_BoundPpm"].to_pylist(), strict=True)]
     return layers.append_column("pool", pa.array(units, wide)).append_column("bound", pa.array(bound, wide))
+
+
+def _size(table: pa.Table) -> pa.ChunkedArray:
+    """Money of each row without its sign: the amortised ledger, else the estimate."""
+    nothing = pa.scalar(Decimal(0), pa.decimal128(38, 12))
+    return pc.abs(pc.coalesce(table["EffectiveCost"], table["x_EstimatedCost"], nothing))
 
 
 def _layer_usage(layer_hourly: pa.Table, category: str) -> dict[tuple[Any, ...], dict[str, Any]]:
@@ -233,10 +259,11 @@ def _mean_power_mw(spans: pa.Table) -> dict[tuple[str, int], Decimal]:
     return {(r["x_JobId"], r["x_Attempt"]): Decimal(r["x_EnergyMj"]) * 10**9 / r["x_Ns"] for r in found if r["x_Ns"]}
 
 
-def _coverage(spans: pa.Table) -> dict[tuple[str, str], int]:
+def _observed(spans: pa.Table) -> dict[tuple[str, str], tuple[int, int]]:
+    """Observed and billed ns of each machine's devices."""
     seen = spans.append_column("seen", pc.if_else(pc.equal(spans["x_Category"], "unobserved"), 0, spans["x_Ns"]))
     found = sums(seen, ("x_Cloud", "x_MachineId"), {"x_Ns": "sum", "seen": "sum"}).to_pylist()
-    return {(r["x_Cloud"], r["x_MachineId"]): r["seen"] * 1_000_000 // r["x_Ns"] for r in found if r["x_Ns"]}
+    return {(r["x_Cloud"], r["x_MachineId"]): (r["seen"], r["x_Ns"]) for r in found}
 
 
 def _own_cost(row: Mapping[str, Any]) -> Decimal | None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from schemas.restatements import RESTATEMENTS
 from seedance.schema import MONEY
 from tasks.core import money
+from tasks.core.spelling import one_spelling
 
 GROUP = RESTATEMENTS.key[2:]
 """What an address group agrees in."""
@@ -49,7 +50,7 @@ def restatements(
         raise ValueError(
             f"restatements: revision {revision} of {day} has no cause; expected one of those of a day's plan"
         )
-    sides = [table.select(list(COLUMNS)) for table in (before, after)]
+    sides = [one_spelling(table.select(list(COLUMNS))) for table in (before, after)]
     rows = pa.concat_tables(sides).unify_dictionaries()
     sign = np.repeat([-1, 1], [len(side) for side in sides])
     signed = {name: _signed(rows[name], sign) for name in AMOUNTS}

@@ -103,6 +103,17 @@ def contenders(listed: Iterable[Listed]) -> dict[str, list[Listed]]:
     return {period: order[period][::-1] for period in sorted(order)}
 
 
+def rivals(listed: Sequence[Listed]) -> dict[tuple[str, str], str]:
+    """Deliveries that lose to another of the same group and time by id alone: (delivery, name) to the name of the winner."""
+    found: dict[tuple[str, str], str] = {}
+    for one in listed:
+        better = [d for d in listed if d.group == one.group and set(d.periods) & set(one.periods)]
+        best = max(better, key=lambda d: (d.delivered_at, d.main, d.delivery))
+        if (best.delivered_at, best.main) == (one.delivered_at, one.main) and best.delivery != one.delivery:
+            found[one.delivery, one.name] = best.name
+    return found
+
+
 def superseded_by(keys: Sequence[pa.Array]) -> list[int | None]:
     """For each delivery, newest first, which newer one shares a charge with it; None where none does.
 
@@ -418,13 +429,14 @@ def too_long_together(rows: pa.Table) -> tuple[str, str] | None:
 
 
 def _hours(rows: pa.Table, amount: str, unit: str) -> pa.ChunkedArray:
-    """Hours of one machine in a quantity, as doubles: a bound does not need more; null where the unit is no time."""
+    """Hours of one machine in a quantity, as doubles: a bound does not need more; null where it is no time."""
     per = _array(rows["x_UnitsPerMachine"])
+    known = pc.if_else(pc.greater(per, 0), per, pa.scalar(None, per.type))
     plain = map_distinct(_array(rows[unit]), lambda u: (time_unit_ns(u) or 0) / HOUR_NS or None, pa.float64())
     metered = map_distinct(
         _array(rows[unit]), lambda u: (time_unit_ns(u, metered=True) or 0) / HOUR_NS or None, pa.float64()
     )
-    each = pc.if_else(per.is_valid(), pc.divide(metered, per.cast(pa.float64())), plain)
+    each = pc.if_else(per.is_valid(), pc.divide(metered, known.cast(pa.float64())), plain)
     return pa.chunked_array([pc.multiply(pc.abs(_array(rows[amount])).cast(pa.float64()), each)])
 
 

@@ -159,19 +159,22 @@ def quantity_ns(charge: Mapping[str, object]) -> int | None:
     """Time quantity of one usage row in units of 1e-12 ns, exact; None where the row states no time.
 
     ConsumedQuantity where its unit is a unit of time, else PricingQuantity where its unit is. Of a meter that counts parts of
-    a machine, such as cores, it is divided by how many of them one machine has, half to even.
+    a machine, such as cores, it is divided by how many of them one machine has, half to even; where nobody knows how many
+    (0), such a quantity is no time of a machine.
 
     Source: infra/rules/ledger.md 4.6.
     """
     per: Any = charge["x_UnitsPerMachine"]
-    parts = 0 if per is None else money.units(per)
+    parts = None if per is None else money.units(per)
+    if parts is not None and parts <= 0:
+        return None
     for amount, unit in (("ConsumedQuantity", "ConsumedUnit"), ("PricingQuantity", "PricingUnit")):
         quantity: Any = charge[amount]
         stated: Any = charge[unit]
-        unit_ns = time_unit_ns(stated, metered=parts > 0)
+        unit_ns = time_unit_ns(stated, metered=parts is not None)
         if quantity is not None and unit_ns is not None:
             exact = money.units(quantity) * unit_ns
-            return money.half_even(exact * _SCALE, parts) if parts > 0 else exact
+            return exact if parts is None else money.half_even(exact * _SCALE, parts)
     return None
 
 

@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from schemas.checkpoints import INVENTORY, MOVES, PINS
 from seedance.schema import INSTANT, Table, conform
@@ -331,8 +332,31 @@ def _verdict(here: str, there: StorageClass, move: Mapping[str, Any]) -> dict[st
     return {"x_Verdict": "keep", "x_Why": why}
 
 
+def stays(entry: Mapping[str, Any], policy: Policy) -> tuple[str, str] | None:
+    """What holds an entry of the inventory where it is (pin, age, newest, expired, in place), and why.
+
+    None for one that cannot be used, and for one that the policy wants elsewhere: of that, the move says why it stays.
+    """
+    if entry["x_Problem"] is not None:
+        return None
+    tier, age = entry["x_Tier"], entry["x_AgeDays"]
+    if entry["x_Pin"] is not None:
+        return "pin", f"pinned as {entry['x_Pin']}"
+    if tier == "hot" and age < policy.hot.days:
+        return "age", f"{age} days old; hot.days is {policy.hot.days}"
+    if tier == "hot":
+        return "newest", f"{age} days old, and part of one of the {policy.hot.newest} newest of its job or folder"
+    if tier == "expired":
+        return "expired", f"{age} days old; the policy keeps nothing beyond cold.days, {policy.cold.days}"
+    wanted = (policy.warm if tier == "warm" else policy.cold).storage_class
+    return ("in place", f"{tier}, and in {wanted} already") if entry["x_StorageClass"] == wanted else None
+
+
 def totals(inventory: pa.Table, moves: pa.Table) -> dict[str, Any]:
-    """What a plan adds up to: counts, bytes and amounts as text, of everything and of the moves that pay."""
+    """What a plan adds up to: counts, bytes and amounts as text, of everything and of the moves that pay.
+
+    An amount is None where entries would belong to it and none of them has a price.
+    """
     rows = moves.select(["x_Verdict", "x_Bytes", *_AMOUNTS]).to_pylist()
     told: dict[str, Any] = {"objects": inventory.num_rows, "bytes": _sum(inventory["x_Bytes"]), "currency": CURRENCY}
     told["unusable"] = inventory.num_rows - inventory["x_Problem"].null_count
@@ -343,14 +367,20 @@ def totals(inventory: pa.Table, moves: pa.Table) -> dict[str, Any]:
             for r in sorted(grouped, key=lambda r: r[column] or "")
             if r[column] is not None
         }
-    priced = inventory["x_CostPerMonth"].to_pylist()
-    told["cost_per_month"] = f"{money.total(priced):f}"
-    told["unpriced"] = sum(value is None for value in priced) - told["unusable"]
+    usable = inventory.filter(pc.is_null(inventory["x_Problem"]))
+    told["cost_per_month"] = _known(usable["x_CostPerMonth"].to_pylist())
+    unpriced = usable.filter(pc.is_null(usable["x_CostPerMonth"]))
+    told["unpriced"], told["unpriced_classes"] = unpriced.num_rows, sorted(set(unpriced["x_StorageClass"].to_pylist()))
     for verdict, name in (("move", "moves"), ("keep", "kept")):
         own = [r for r in rows if r["x_Verdict"] == verdict]
-        amounts = {n: f"{money.total(r[n] for r in own):f}" for n in _AMOUNTS}
+        amounts = {n: _known([r[n] for r in own]) for n in _AMOUNTS}
         told[name] = {"objects": len(own), "bytes": sum(r["x_Bytes"] for r in own)} | amounts
     return told
+
+
+def _known(amounts: Sequence[Decimal | None]) -> str | None:
+    """The sum as text; None where there are amounts and none of them is known."""
+    return None if amounts and all(a is None for a in amounts) else f"{money.total(amounts):f}"
 
 
 def _sum(column: pa.ChunkedArray) -> int:

@@ -39,6 +39,7 @@ CONDITIONS: Mapping[str, str] = {
     "commitment": "CommitmentDiscountId",
     "credits": "x_Credits",
     "unit": "unit",
+    "labels": "x_SystemLabels",
 }
 """Condition of a rule: column that it looks at.
 
@@ -212,17 +213,18 @@ def _column(charges: pa.Table, name: str) -> pa.ChunkedArray:
 def _units(
     clouds: pa.ChunkedArray, types: pa.Array, per: pa.Array, facts: Mapping[tuple[str, str], GpuInstance]
 ) -> pa.Array:
-    """How many of `per` one machine of the type has; null where the rule names none or the catalogue does not say."""
+    """How many of `per` one machine of the type has; null where the rule names none, 0 where the catalogue does not say."""
 
-    def count(text: str) -> Decimal | None:
+    def count(text: str) -> Decimal:
         cloud, kind, what = text.split("|")
         found = facts.get((cloud, kind.casefold()))
         if found is None:
-            return None
+            return Decimal(0)
         amount = {"vcpu": found.vcpus, "memory_gib": found.memory_gib, "gpu_count": found.gpu_count}[what]
-        return None if amount is None else Decimal(amount)
+        return Decimal(amount or 0)
 
-    named = pc.binary_join_element_wise(clouds.combine_chunks(), pc.replace_substring(types, "|", "/"), per, "|")
+    spelled = pc.replace_substring(pc.fill_null(types, ""), "|", "/")
+    named = pc.binary_join_element_wise(clouds.combine_chunks(), spelled, per, "|")
     return map_distinct(named, count, MONEY)
 
 

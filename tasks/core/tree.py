@@ -5,19 +5,33 @@ Addresses and layer money in; nodes with exact amounts out, ready for a page or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from seedance.schema import MONEY
 from tasks.core import money
+from tasks.core.spelling import one_spelling
 from tasks.errors import LawError
 
 AMOUNTS = ("BilledCost", "EffectiveCost", "x_EstimatedCost")
 NO_JOB = "(no job)"
 KINDS = ("currency", "cloud", "job", "category", "layer")
+MISSING = {"job": NO_JOB, **{kind: f"(no {kind})" for kind in KINDS if kind != "job"}}
+PLACE = {
+    "BillingCurrency": "currency",
+    "x_Cloud": "cloud",
+    "x_JobId": "job",
+    "x_Category": "category",
+    "ChargeCategory": "charge category",
+    "ResourceId": "resource",
+}
+"""What names money below zero, and what each is called where it is missing."""
+LEAST = 10
+"""Children that a node shows, however large the day is."""
 
 
 @dataclass
@@ -46,19 +60,20 @@ class Node:
                 self.units[name] = (self.units[name] or 0) + extra
 
 
-def cost_tree(addresses: pa.Table, layers: pa.Table, *, most: int = 200) -> list[Node]:
+def cost_tree(addresses: pa.Table, layers: pa.Table, *, most: int = 200, nodes: int = 4_000) -> list[Node]:
     """The tree of a day, one root a currency, currencies in order.
 
     Args:
         addresses: rows of core_cost__addresses.
         layers: rows of core_cost__layers of the same day.
         most: children that a node shows; the smallest beyond are folded into one that says how many they are.
+        nodes: of the whole tree; nodes show fewer children, down to LEAST, until it is met: a browser is slow with more.
 
     Raises:
         LawError: a level does not add up to the one above; names it.
     """
-    roots: dict[str, Node] = {}
-    index: dict[tuple[str, ...], Node] = {}
+    roots: dict[str | None, Node] = {}
+    index: dict[tuple[str | None, ...], Node] = {}
     for path, units in _groups(addresses, ("BillingCurrency", "x_Cloud", "x_JobId", "x_Category")):
         for depth in range(1, len(path) + 1):
             _node(roots, index, path[:depth]).add(units)
@@ -67,26 +82,31 @@ def cost_tree(addresses: pa.Table, layers: pa.Table, *, most: int = 200) -> list
         _node(roots, index, (*place, "work", layer)).add(units)
     for node in index.values():
         node.children.sort(key=_size)
-    found = [roots[name] for name in sorted(roots)]
+    found = [roots[name] for name in sorted(roots, key=lambda name: (name is None, name or ""))]
+    while most > LEAST and sum(_shown(root, most) for root in found) > nodes:
+        most = max(most * 3 // 4, LEAST)
     for root in found:
         assert_adds_up(root)
         _fold(root, most)
     return found
 
 
-def _groups(table: pa.Table, key: tuple[str, ...]) -> Iterable[tuple[tuple[str, ...], dict[str, int | None]]]:
+def _groups(table: pa.Table, key: tuple[str, ...]) -> Iterable[tuple[tuple[str | None, ...], dict[str, int | None]]]:
     found = table.group_by(list(key), use_threads=False).aggregate([(name, "sum") for name in AMOUNTS])
-    names = [pc.fill_null(found[k], NO_JOB).to_pylist() for k in key]
+    names = [found[k].to_pylist() for k in key]
     amounts = [found[f"{name}_sum"].to_pylist() for name in AMOUNTS]
     for n in range(len(found)):
         values = (None if a[n] is None else money.units(a[n]) for a in amounts)
         yield tuple(c[n] for c in names), dict(zip(AMOUNTS, values, strict=True))
 
 
-def _node(roots: dict[str, Node], index: dict[tuple[str, ...], Node], path: tuple[str, ...]) -> Node:
+def _node(
+    roots: dict[str | None, Node], index: dict[tuple[str | None, ...], Node], path: tuple[str | None, ...]
+) -> Node:
     found = index.get(path)
     if found is None:
-        found = index[path] = Node(path[-1], KINDS[len(path) - 1])
+        name, kind = path[-1], KINDS[len(path) - 1]
+        found = index[path] = Node(MISSING[kind] if name is None else name, kind)
         if len(path) == 1:
             roots[path[0]] = found
         else:
@@ -119,6 +139,12 @@ def assert_adds_up(node: Node) -> None:
         assert_adds_up(child)
 
 
+def _shown(node: Node, most: int) -> int:
+    """Nodes that are left of a tree when it is folded."""
+    kept = node.children if len(node.children) <= most else node.children[: most - 1]
+    return 1 + len(node.children[len(kept) :][:1]) + sum(_shown(child, most) for child in kept)
+
+
 def _fold(node: Node, most: int) -> None:
     if len(node.children) > most:
         small = node.children[most - 1 :]
@@ -144,17 +170,27 @@ def amount(node: Node, column: str) -> Decimal | None:
     return None if units is None else money.decimal(units)
 
 
-def negatives(roots: Sequence[Node], column: str) -> list[tuple[tuple[str, ...], Decimal]]:
-    """Leaves below zero with their paths, least first: no area can show them."""
+def negatives(addresses: pa.Table, column: str, *, most: int = 200) -> list[tuple[tuple[str, ...], Decimal]]:
+    """What is below zero in one ledger, with its place, by currency and least first: no area can show it.
+
+    Only addresses below zero are added up, so that a refund is told even where other money of its place outweighs it.
+
+    Args:
+        addresses: rows of core_cost__addresses.
+        column: one of AMOUNTS.
+        most: places of a currency; the smallest beyond are folded into one that says how many they are.
+    """
+    below = one_spelling(addresses.filter(pc.less(addresses[column], pa.scalar(Decimal(0), MONEY))))
+    groups = below.group_by(list(PLACE), use_threads=False).aggregate([(column, "sum")])
+    named = (pc.fill_null(groups[name].cast(pa.string()), f"(no {what})").to_pylist() for name, what in PLACE.items())
+    by_currency: dict[str, list[tuple[int, tuple[str, ...]]]] = {}
+    for value, *path in zip(groups[f"{column}_sum"].to_pylist(), *named, strict=True):
+        by_currency.setdefault(path[0], []).append((money.units(value), tuple(path)))
     found: list[tuple[tuple[str, ...], Decimal]] = []
-
-    def walk(node: Node, path: tuple[str, ...]) -> None:
-        here = (*path, node.name)
-        if not node.children and (node.units[column] or 0) < 0:
-            found.append((here, money.decimal(node.units[column] or 0)))
-        for child in node.children:
-            walk(child, here)
-
-    for root in roots:
-        walk(root, ())
-    return sorted(found, key=lambda item: (item[1], item[0]))
+    for currency in sorted(by_currency):
+        places = sorted(by_currency[currency])
+        if len(places) > most:
+            small = places[most - 1 :]
+            places = [*places[: most - 1], (sum(u for u, _ in small), (currency, f"({len(small):,} smaller)"))]
+        found += [(path, money.decimal(units)) for units, path in places]
+    return found

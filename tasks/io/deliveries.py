@@ -112,6 +112,11 @@ def read_copies(store: Store, record: Mapping[str, Any]) -> list[tuple[Mapping[s
 # --- listings --------------------------------------------------------------------------------------------------------
 
 
+def listed_sources(store: Store) -> list[str]:
+    """Every source of which the lake has a listing, sorted, whether the settings name it or not."""
+    return [source for source in store.folders(RAW) if store.list(f"{RAW}/{source}/{PRESENT}")]
+
+
 def newest_listing(store: Store, source: str) -> tuple[int, list[Listed]]:
     """Number and content of the newest listing of a source; 0 and nothing before the first.
 
@@ -247,13 +252,27 @@ def _check_scope(rows: pa.Table, period: str | None, place: Place) -> None:
         )
 
 
-def check_promises(source: str, candidate: Candidate, charges: pa.Table) -> None:
+def check_promises(source: str, candidate: Candidate, parsed: Parsed, files: Sequence[Mapping[str, Any]]) -> None:
     """Hold a delivery to what its layout says of it: the number of its rows, and that billing periods are whole in it.
 
+    Args:
+        source: name of the bill source.
+        candidate: the delivery as its layout describes it.
+        parsed: its charges, and the facts of its files.
+        files: `file_facts` of its files, in the same order.
+
     Raises:
-        DeliveryError: it has more or fewer rows, or begins after a billing period of its rows did.
+        DeliveryError: it has more or fewer rows, begins after a billing period of its rows did, or is a folder in which one
+            file stands twice.
     """
-    place = Place(source, candidate.name)
+    place, charges = Place(source, candidate.name), parsed.charges
+    known: dict[str, str] = {}
+    for file, facts in zip(files, parsed.files, strict=True) if not candidate.announced else ():
+        other = known.setdefault(file["sha256"], file["origin"])
+        if other != file["origin"] and facts["rows"]:
+            found = f"{other} and {file['origin']} with the same {facts['rows']:,} rows, byte for byte"
+            then = "Every file of the folder counts: take the copy away."
+            raise place.refuse(None, "each file once", found, then)
     if candidate.rows is not None and candidate.rows != len(charges):
         expected, found = f"{candidate.rows:,} rows, as its manifest says", f"{len(charges):,}"
         raise place.refuse(None, expected, found, "Run the export again.")

@@ -52,6 +52,7 @@ class Candidate:
         files: paths in the file system, each with a tag that changes whenever the file does, or None.
         rows: number of rows that its manifest promises; None where none does.
         begins: first day that it covers, where its layout says so: billing periods that began earlier are not whole in it.
+        announced: a manifest, or the file itself, says which files belong to it; False where all of a folder do.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Candidate:
     files: Tagged
     rows: int | None = None
     begins: date | None = None
+    announced: bool = True
 
 
 class Files(Protocol):
@@ -175,6 +177,7 @@ def _export_parts(source: Files, rel: str, path: str, parts: Mapping[str, str]) 
             "Wait for the next export.",
         ) from error
     rests = [match["rest"] if (match := EXPORT.fullmatch(uri)) else uri for uri in uris]
+    _refuse_twice(source, rel, rests)
     missing = [uri for uri, rest in zip(uris, rests, strict=True) if rest not in parts]
     if missing or not uris:
         what = f"part {missing[0]} is missing" if missing else "it names no part"
@@ -185,6 +188,14 @@ def _export_parts(source: Files, rel: str, path: str, parts: Mapping[str, str]) 
             part=missing[0] if missing else None,
         )
     return sorted(rests)
+
+
+def _refuse_twice(source: Files, rel: str, parts: Sequence[str], **facts: Any) -> None:
+    """A part that a manifest names twice would be billed twice."""
+    again = next((part for number, part in enumerate(parts) if part in parts[:number]), None)
+    if again is not None:
+        problem = f"it names part {again} {parts.count(again)} times; expected each part once"
+        raise source.refuse(rel, problem, "Run the export again.", part=again, **facts)
 
 
 def _unannounced(
@@ -284,6 +295,7 @@ def _run(source: Files, files: Mapping[str, str], rel: str, group: str, modified
         raise source.refuse(
             rel, f"time frame {frame!r}; expected one of {', '.join(WHOLE_FRAMES)}", then, submitted=submitted
         )
+    _refuse_twice(source, rel, names, submitted=submitted)
     parts = [_part(source, files, rel, name, size, submitted) for name, size in zip(names, sizes, strict=True)]
     _check_counts(source, rel, counts, [source.size(path) for path in parts], submitted)
     at = submitted or modified
@@ -366,7 +378,7 @@ def _sets(source: Files, files: Mapping[str, str], sets: Mapping[str, re.Match[s
             continue
         paths = [files[rel] for rel in sorted(rels)]
         at = max(source.modified(path) for path in paths)
-        candidates.append(Candidate(group, group, at, True, place[1], source.tagged(paths)))
+        candidates.append(Candidate(group, group, at, True, place[1], source.tagged(paths), announced=False))
     return candidates, problems
 
 

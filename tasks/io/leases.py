@@ -158,7 +158,7 @@ def _started(pid: Any) -> str | None:
     """When a process of this host began, in the kernel's words; None when there is none, or it is dead and not yet reaped."""
     try:
         fields = Path(f"/proc/{int(pid)}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, OverflowError):
         return None
     return None if fields[0] in "ZX" else fields[19]
 

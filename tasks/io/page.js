@@ -8,7 +8,10 @@ const place = document.getElementById("place");
 const byId = new Map(data.nodes.map((n) => [n.id, n]));
 const items = new Map();
 const config = { displaylogo: false, responsive: true, displayModeBar: false };
-let current = data.nodes[0] ? data.nodes[0].id : "";
+// The root with most below it first: amounts of two currencies cannot be compared.
+const roots = data.nodes.filter((n) => !n.parent);
+const below = (node) => node.children.reduce((sum, id) => sum + 1 + below(byId.get(id)), 0);
+let current = roots.length ? roots.reduce((a, b) => (below(b) > below(a) ? b : a)).id : "";
 
 function amount(node) {
   return node.amounts[ledger.value] === null ? "" : node.amounts[ledger.value];
@@ -111,20 +114,19 @@ tree.addEventListener("focusin", (event) => {
 });
 
 document.getElementById("up").addEventListener("click", () => {
-  const parent = byId.get(byId.get(current).parent);
-  if (parent) show(parent.id, true);
+  const node = byId.get(current);
+  if (node && node.parent) show(node.parent, true);
 });
 
 ledger.addEventListener("change", () => {
   for (const [id, item] of items) item.querySelector(":scope > .row .amount").textContent = amount(byId.get(id));
-  show(current, false);
+  if (data.nodes.length) show(current, false);
 });
 
 if (data.nodes.length) {
-  for (const node of data.nodes) if (!node.parent) tree.append(branch(node));
-  const first = tree.firstElementChild;
-  first.tabIndex = 0;
-  open(first, true);
+  for (const node of roots) tree.append(branch(node));
+  items.get(current).tabIndex = 0;
+  open(items.get(current), true);
   show(current, false);
   chart.on("plotly_click", (event) => {
     const id = event.points[0].id || byId.get(current).id;

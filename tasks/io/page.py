@@ -17,7 +17,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
-from tasks.core.tree import AMOUNTS, Node, amount, negatives
+from tasks.core.tree import AMOUNTS, Node, amount
 
 HERE = Path(__file__).parent
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
@@ -42,7 +42,8 @@ def render(day: str, roots: Sequence[Node], facts: Mapping[str, Any]) -> bytes:
         day: UTC usage day.
         roots: the cost tree, one root a currency.
         facts: billed (both ledgers by currency), revision, hours (rows of estimate beside bill by hour and cloud), errors
-            (rows: mean absolute percentage errors by cloud, service and currency), findings and quality (rows).
+            (rows: mean absolute percentage errors by cloud, service and currency), findings and quality (rows), negatives
+            (places and amounts below zero by column of AMOUNTS).
     """
     nodes, ids = _nodes(roots)
     figures = {
@@ -69,7 +70,7 @@ def render(day: str, roots: Sequence[Node], facts: Mapping[str, Any]) -> bytes:
         f"<p>Revision {facts['revision']} of the day. Every amount has twelve digits and adds up exactly.</p>",
         _totals(roots, facts["billed"]),
         _explorer(),
-        _negatives(roots),
+        _negatives(facts["negatives"]),
         _estimates(facts["errors"]),
         _table(
             "Findings", "findings", ("finding", "cloud", "resources", "hours"), facts["findings"], "Nothing was found."
@@ -158,7 +159,7 @@ def _icicle(root: Node, ids: Mapping[int, str], column: str) -> dict[str, Any]:
             hovertemplate="%{label}<br>%{customdata} " + _as_text(root.name) + "<extra></extra>",
             branchvalues="remainder",
             tiling={"orientation": "h"},
-            maxdepth=3,
+            maxdepth=4,
             sort=False,
         ),
         {"margin": {"t": 8, "l": 8, "r": 8, "b": 8}, "template": None, "uniformtext": {"minsize": 10, "mode": "hide"}},
@@ -232,11 +233,11 @@ def _totals(roots: Sequence[Node], billed: Mapping[str, Mapping[str, Decimal]]) 
     return f'<table id="totals"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
 
-def _negatives(roots: Sequence[Node]) -> str:
+def _negatives(below: Mapping[str, Sequence[tuple[Sequence[str], Decimal]]]) -> str:
     rows = [
         {"ledger": LEDGER_NAMES[c], "where": " / ".join(path), "amount": shown(value)}
         for c in LEDGER_NAMES
-        for path, value in negatives(roots, c)
+        for path, value in below[c]
     ]
     about = "Nothing is below zero."
     return _table("Below zero: credits, refunds, corrections", "negatives", ("ledger", "where", "amount"), rows, about)
@@ -248,18 +249,31 @@ def _estimates(errors: Sequence[Mapping[str, Any]]) -> str:
     rows = [{c: "" if r[c] is None else r[c] for c in columns} for r in errors]
     nothing = "No hour has both a bill and an estimate."
     table = _table("Estimated beside billed", "errors", columns, rows, nothing)
-    return f"{table}<div id='hours'></div>"
+    about = (
+        "<p>Mean absolute percentage errors as ratios (0.01 is one percent) over hours that have both. After calibration is "
+        "empty on a day that the bill covers whole: it has no estimates to calibrate. Hours whose bill is in another currency "
+        "than the price are left out.</p>"
+    )
+    return f"{table}{about}<div id='hours'></div>"
 
 
 def _quality(rows: Sequence[Mapping[str, Any]]) -> str:
-    cells = []
-    for r in rows:
-        outcome = html.escape(str(r["outcome"]))
-        rest = "".join(f"<td>{html.escape(str(r[c] or ''))}</td>" for c in ("check", "detail"))
-        cells.append(f'<tr><td>{html.escape(str(r["stage"]))}</td><td class="{outcome}">{outcome}</td>{rest}</tr>')
-    body = "".join(cells) or '<tr><td colspan="4">No check is on record.</td></tr>'
+    """Checks that failed and what was counted; those that passed lie folded below."""
     head = "".join(f"<th>{n}</th>" for n in ("stage", "outcome", "check", "detail"))
-    return f'<h2>Data quality</h2><table id="quality"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+    def table(name: str, some: Sequence[Mapping[str, Any]]) -> str:
+        cells = []
+        for r in some:
+            outcome = html.escape(str(r["outcome"]))
+            rest = "".join(f"<td>{html.escape(str(r[c] or ''))}</td>" for c in ("check", "detail"))
+            cells.append(f'<tr><td>{html.escape(str(r["stage"]))}</td><td class="{outcome}">{outcome}</td>{rest}</tr>')
+        body = "".join(cells) or '<tr><td colspan="4">None.</td></tr>'
+        return f'<table id="{name}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+
+    passed = [r for r in rows if r["outcome"] == "passed"]
+    told = [r for r in rows if r["outcome"] != "passed"]
+    folded = f"<details><summary>{len(passed):,} checks passed</summary>{table('passed', passed)}</details>"
+    return f"<h2>Data quality</h2>{table('quality', told)}{folded}"
 
 
 def _table(title: str, name: str, columns: Iterable[str], rows: Sequence[Mapping[str, Any]], nothing: str) -> str:

@@ -5,13 +5,17 @@ Amounts of totals are printed with all their digits: what is shown adds up to th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
+from tasks.core.tiering import LOCAL
 from tasks.io.show import amount
 
+UNKNOWN = "unknown"
+LOCAL_PRICE = "local_usd_per_gb_month"
+"""Key of the policy that gives local disk a price."""
 DRY = "Dry run: nothing is moved or deleted."
 AMOUNTS = (
     ("storage saved a month", "x_SavedPerMonth"),
@@ -55,23 +59,30 @@ def money_table(facts: Mapping[str, Any]) -> Table:
     """What the moves that pay add up to, beside those that do not."""
     table = Table(title=f"Moves, {facts['currency']} at list price", title_justify="left")
     table.add_column("")
-    for name in ("moves that pay", "kept: they do not pay"):
+    for name in ("moves that pay", "kept: no known gain"):
         table.add_column(name, justify="right")
     sides = (facts["moves"], facts["kept"])
     table.add_row("entries", *(f"{side['objects']:,}" for side in sides))
     table.add_row("size", *(size(side["bytes"]) for side in sides))
     for words, column in AMOUNTS:
         bold = "bold" if column == "x_Net" else None
-        table.add_row(words, *(amount(side[column]) for side in sides), style=bold)
+        table.add_row(words, *(_known(side[column]) for side in sides), style=bold)
     return table
 
 
 def lines(facts: Mapping[str, Any]) -> list[str]:
     """What is to be known beside the tables, one line each."""
     told = [f"folder {folder}" for folder in facts["folders"]]
-    told.append(f"storage of a month at list price: {amount(facts['cost_per_month'])} {facts['currency']}")
+    month = _known(facts["cost_per_month"])
+    told.append(f"storage of a month at list price: {month}{'' if month == UNKNOWN else ' ' + facts['currency']}")
     if facts["unpriced"]:
-        told.append(f"{facts['unpriced']:,} entries lie in a class without a price; they are not in this sum")
+        told.append(_unpriced(facts["unpriced"], facts["unpriced_classes"]))
+    if facts["stays"]:
+        told.append("stay, by what holds them: " + ", ".join(f"{k} {n:,}" for k, n in facts["stays"].items()))
+    told += [f"stays {e['path']}: {e['held_by']}: {e['why']}" for e in facts["stay"]]
+    rest = sum(facts["stays"].values()) - len(facts["stay"])
+    if rest:
+        told.append(f"{rest:,} more stay; report_checkpoints__inventory has age, tier and pin of each")
     told += [f"cannot be used: {e['path']}: {e['why']}" for e in facts["examples"]["unusable"]]
     told += [f"move {e['path']}: {e['from']} → {e['to']}, net {amount(e['net'])}" for e in facts["examples"]["move"]]
     told += [f"keep {e['path']} in {e['from']}: {e['why']}" for e in facts["examples"]["keep"]]
@@ -96,9 +107,25 @@ def markdown(facts: Mapping[str, Any]) -> str:
 
 def rows(facts: Mapping[str, Any]) -> list[dict[str, str]]:
     """Rows of the table artifact: each amount of the moves that pay and of those that do not."""
-    sides = (("moves that pay", facts["moves"]), ("kept: they do not pay", facts["kept"]))
+    sides = (("moves that pay", facts["moves"]), ("kept: no known gain", facts["kept"]))
     counts = [{"what": "entries"} | {name: str(side["objects"]) for name, side in sides}]
-    return counts + [{"what": words} | {name: side[column] for name, side in sides} for words, column in AMOUNTS]
+    return counts + [
+        {"what": words} | {name: side[column] or UNKNOWN for name, side in sides} for words, column in AMOUNTS
+    ]
+
+
+def _known(value: str | None) -> str:
+    return UNKNOWN if value is None else amount(value)
+
+
+def _unpriced(count: int, classes: Sequence[str]) -> str:
+    """How many entries have no price, and what gives them one."""
+    told = [f"entries without a price, in no sum (cost {UNKNOWN}): {count:,} in {', '.join(classes)}"]
+    if LOCAL in classes:
+        told.append(f"{LOCAL_PRICE} in the policy sets what a GB on local disk costs a month")
+    if set(classes) - {LOCAL}:
+        told.append("prices of other classes are rows of tasks/rules/storage_tiers.csv")
+    return "; ".join(told)
 
 
 def _code(text: str) -> str:

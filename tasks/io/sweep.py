@@ -18,7 +18,7 @@ from tasks.core import garbage
 from tasks.core.garbage import StepFacts
 from tasks.errors import LayoutError
 from tasks.io import leases
-from tasks.io.handles import BROKEN
+from tasks.io.handles import BROKEN, commit_numbers
 from tasks.io.lake import Lake
 
 RECORD = "sweep/unnamed.json"
@@ -108,13 +108,18 @@ def _batches(paths: Sequence[str], sizes: dict[str, int]) -> Iterator[list[str]]
 
 
 def _commits(lake: Lake) -> dict[str, bytes]:
-    """The text of every commit, by path.
+    """The text of every commit, by path; a file of another name there counts too, for what it names.
 
     Raises:
         LayoutError: one cannot be read; carries url, path.
     """
     found: dict[str, bytes] = {}
-    for path, text in _texts(lake.store, [entry.path for entry in lake.store.list("days")]):
+    entries = lake.store.list("days")
+    commits = {f"days/{day}/{n}.json" for day, numbers in commit_numbers(entries).items() for n in numbers}
+    for path, text in _texts(lake.store, [entry.path for entry in entries]):
+        if path not in commits:
+            found[path] = text or b""
+            continue
         try:
             is_whole = isinstance(json.loads(text or b""), dict)
         except BROKEN:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 
-from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import Browser, ConsoleMessage, Page, Playwright, Request, sync_playwright
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -45,14 +43,31 @@ def executable() -> str:
     return found
 
 
-@cache
-def browser() -> Browser:
-    """One browser a process; the library cannot be started twice in one."""
-    playwright = sync_playwright().start()
-    started = playwright.chromium.launch(executable_path=executable(), headless=True, args=ARGUMENTS, env=environment())
-    atexit.register(playwright.stop)
-    atexit.register(started.close)
-    return started
+class _Shared:
+    """One browser for the pages that are open at a time. Its library keeps an event loop that counts as running in this thread
+    until it is stopped, so it goes with the last page: tests of other files start loops of their own."""
+
+    playwright: Playwright | None = None
+    browser: Browser | None = None
+    pages = 0
+
+
+def _browser() -> Browser:
+    if _Shared.browser is None:
+        _Shared.playwright = sync_playwright().start()
+        _Shared.browser = _Shared.playwright.chromium.launch(
+            executable_path=executable(), headless=True, args=ARGUMENTS, env=environment()
+        )
+    _Shared.pages += 1
+    return _Shared.browser
+
+
+def _done() -> None:
+    _Shared.pages -= 1
+    if _Shared.pages == 0 and _Shared.browser is not None and _Shared.playwright is not None:
+        _Shared.browser.close()
+        _Shared.playwright.stop()
+        _Shared.browser = _Shared.playwright = None
 
 
 def environment() -> dict[str, str | float | bool]:
@@ -72,7 +87,7 @@ def page(*, width: int = 1400, height: int = 1000) -> Iterator[tuple[Page, Heard
     def ask(request: Request) -> None:
         heard.requests.append(request.url)
 
-    context = browser().new_context(viewport={"width": width, "height": height})
+    context = _browser().new_context(viewport={"width": width, "height": height})
     try:
         opened = context.new_page()
         opened.on("console", log)
@@ -81,3 +96,4 @@ def page(*, width: int = 1400, height: int = 1000) -> Iterator[tuple[Page, Heard
         yield opened, heard
     finally:
         context.close()
+        _done()

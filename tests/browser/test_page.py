@@ -14,7 +14,7 @@ import pytest
 from playwright.sync_api import Page
 
 from schemas.ledger import ADDRESSES, LAYERS
-from tasks.core.tree import AMOUNTS, NO_JOB, cost_tree
+from tasks.core.tree import AMOUNTS, NO_JOB, cost_tree, negatives
 from tasks.io.page import render
 from tests.browser.chromium import Heard, page
 
@@ -49,7 +49,7 @@ FACTS: dict[str, Any] = {
 
 
 def address(
-    key: str, category: str, cash: str, own: str, *, job: str | None = None, cloud: str = "aws"
+    key: str, category: str, cash: str, own: str, *, job: str | None = None, cloud: str = "aws", **facts: Any
 ) -> dict[str, Any]:
     return {
         "x_ChargeKey": key,
@@ -61,7 +61,8 @@ def address(
         "BilledCost": Decimal(cash),
         "EffectiveCost": Decimal(own),
         "BillingCurrency": "USD" if cloud == "aws" else "EUR",
-    }
+        "ChargeCategory": "Usage",
+    } | facts
 
 
 def layer(job: str, name: str, cash: str, own: str) -> dict[str, Any]:
@@ -73,10 +74,16 @@ def table(spec: Any, rows: list[dict[str, Any]]) -> pa.Table:
     return pa.table([pa.array([r.get(c.name) for r in rows], c.type) for c in spec.columns], names=list(spec.names))
 
 
+def below(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    return {column: negatives(table(ADDRESSES, rows), column) for column in AMOUNTS}
+
+
 ROWS = [
     address("a", "work", "6", "9", job=HOSTILE[1]),
     address("a", "idle", "1.5", "2.25"),
-    address("b", "credit", "-0.5", "-0.5"),
+    address("b", "credit", "-0.5", "-0.5", ChargeCategory="Credit"),
+    address("e", "unobserved", "2", "2", ResourceId=HOSTILE[0]),
+    address("f", "unobserved", "-2", "-2", ResourceId=HOSTILE[0]),
     address("c", "storage", "0.000000000001", "0.000000000001", cloud="gcp"),
     address("d", HOSTILE[3], "1", "1", cloud="gcp"),
 ]
@@ -91,7 +98,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Page, Hea
         "EUR": {"BilledCost": Decimal("1.000000000001"), "EffectiveCost": Decimal("1.000000000001")},
     }
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_bytes(render("2026-10-01", roots, FACTS | {"billed": billed}))
+    path.write_bytes(render("2026-10-01", roots, FACTS | {"billed": billed, "negatives": below(ROWS)}))
     with page() as (shown, heard):
         shown.goto(path.as_uri())
         shown.wait_for_selector("body[data-ready=true]")
@@ -188,23 +195,36 @@ def test_hostile_names_appear_as_text_everywhere(opened: tuple[Page, Heard]) -> 
 def test_what_is_below_zero_stands_in_its_own_table(opened: tuple[Page, Heard]) -> None:
     shown, _ = opened
     rows = [r.inner_text().split("\t") for r in shown.locator("#negatives tbody tr").all()]
-    assert ["BilledCost (cash)", f"USD / aws / {NO_JOB} / credit", "-0.500000000000"] in rows
+    place = f"USD / aws / {NO_JOB}"
+    assert ["BilledCost (cash)", f"{place} / credit / Credit / (no resource)", "-0.500000000000"] in rows
+    assert ["BilledCost (cash)", f"{place} / unobserved / Usage / {HOSTILE[0]}", "-2.000000000000"] in rows
+    assert shown.locator("#negatives img").count() == 0
 
 
 def test_the_same_day_gives_the_same_bytes() -> None:
     def once() -> bytes:
         roots = cost_tree(table(ADDRESSES, ROWS[::-1]), table(LAYERS, LAYER_ROWS[::-1]))
-        return render("2026-10-01", roots, FACTS | {"billed": {}})
+        return render("2026-10-01", roots, FACTS | {"billed": {}, "negatives": below(ROWS[::-1])})
 
     assert once() == once()
 
 
 def test_an_empty_day_has_a_page(tmp_path: Path) -> None:
-    nothing = {"revision": 1, "hours": [], "errors": [], "findings": [], "quality": [], "billed": {}}
+    nothing = {
+        "revision": 1,
+        "hours": [],
+        "errors": [],
+        "findings": [],
+        "quality": [],
+        "billed": {},
+        "negatives": below([]),
+    }
     path = tmp_path / "empty.html"
     path.write_bytes(render("2026-10-02", cost_tree(table(ADDRESSES, []), table(LAYERS, [])), nothing))
     with page() as (shown, heard):
         shown.goto(path.as_uri())
         shown.wait_for_selector("body[data-ready=true]")
         assert "No charge and no estimate on this day." in shown.inner_text("body")
+        shown.click("#up")
+        shown.select_option("#ledger", "BilledCost")
         assert heard.errors == []

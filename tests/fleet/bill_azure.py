@@ -391,7 +391,7 @@ class AzureBill(Desk):
             ConsumedUnit="GB-Seconds",
         )
         yield self.row(
-            "untied",
+            "capacity_unused",
             self.whole,
             "3.673",
             ResourceId=self.capacity,

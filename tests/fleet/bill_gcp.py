@@ -62,7 +62,10 @@ class GcpBill(MeterRows):
         return [*rows, *appended, self.row("untied", period, "-1.05", **fixed, **about)]
 
     def _unused_capacity(self) -> Iterable[Charge]:
-        """Reserved machines in the hours after the training machine's first, in which nobody uses them."""
+        """Reserved machines in the hours after the training machine's first, in which nobody uses them.
+
+        A label alone says so: these rows have no CapacityReservationStatus.
+        """
         machine = self.fleet.machines[0]
         first = machine.start_s // HOUR_S
         for hour in range(first + 1, self.spec.first_hour + self.spec.hours):
@@ -73,9 +76,8 @@ class GcpBill(MeterRows):
                     {"key": "compute.googleapis.com/is_unused_reservation", "value": "true"},
                 ]
                 facts |= {"ResourceId": self.capacity, "ResourceName": "gpu", "ResourceType": "Reservation"}
-                facts |= {"CapacityReservationId": self.capacity, "CapacityReservationStatus": "Unused"}
                 cost = (meter.price * meter.units).quantize(TEN_DIGITS)
-                yield self.row("untied", self.hour(hour), cost, **facts | {"x_SystemLabels": labels})
+                yield self.row("capacity_unused", self.hour(hour), cost, **facts | {"x_SystemLabels": labels})
 
     def _volume(self, volume: Volume, period: tuple[int, int], cost: Decimal | None = None) -> Charge:
         share = Decimal(period[1] - period[0]) / (self.month[1] - self.month[0])

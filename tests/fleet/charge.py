@@ -42,8 +42,8 @@ class Charge:
     """One row of the bill, and what it truly is.
 
     Args:
-        kind: machine, dependant, storage, shared, support, rounding, commitment_unused, untied or other, as a tie rule
-            would say from the row alone.
+        kind: machine, dependant, storage, shared, support, rounding, commitment_unused, capacity_unused, untied or
+            other, as a tie rule would say from the row alone.
         start_ns, end_ns: charge period, ns UTC.
         billed, effective, listed: BilledCost, EffectiveCost, ListCost.
         columns: the other FOCUS columns that are not null.

@@ -197,6 +197,8 @@ class _Ledger:
     # --- rule 1: what a row is ---------------------------------------------------------------------------------------
 
     def _category(self, row: Charge) -> str:
+        if row.kind == "capacity_unused" and row["ChargeCategory"] == "Usage":
+            return "capacity_unused"  # rule 5: what a bill says by the resource or a label counts like the status
         if row.kind == "commitment_unused":
             return "commitment_unused"  # a fee less what was used of it, before anything that looks like a purchase
         negative = row.billed < 0 or row.effective < 0
@@ -255,15 +257,18 @@ class _Ledger:
         )
 
     def _billed_spans(self) -> None:
-        """Span of each machine-hour: quantities added up over the rows of one meter, exactly; the largest meter counts."""
-        exact: dict[tuple[str, int], dict[str, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
+        """Span of each machine-hour: quantities added up over the rows of one meter, exactly; the largest meter counts.
+
+        A meter is what SkuMeter says, and how many of it a machine has: cores and GiB may share a text.
+        """
+        exact: dict[tuple[str, int], dict[Any, Fraction]] = defaultdict(lambda: defaultdict(Fraction))
         for row in filter(self._is_span_row, self.rows):
             assert row.machine is not None and row.hours is not None
-            overlaps = self._overlaps(row)
+            overlaps, meter = self._overlaps(row), (row["SkuMeter"] or "", row.units_per)
             # Hours of cores, GPUs or GiB over those of one machine, to 1e-12 ns.
             total = Fraction(half_even(row.hours * HOUR * UNIT / Fraction(row.units_per or 1)), UNIT)
             if len(overlaps) == 1:
-                exact[row.machine, overlaps[0][0]][row["SkuMeter"] or ""] += total
+                exact[row.machine, overlaps[0][0]][meter] += total
                 continue
             whole = half_even(total)
             length = row.end_ns - row.start_ns
@@ -271,7 +276,7 @@ class _Ledger:
             spread = self._spread(part, row.machine, overlaps)
             self.machine_row_hours[id(row)] = spread
             for (hour, _, _), ns in zip(overlaps, spread, strict=True):
-                exact[row.machine, hour][row["SkuMeter"] or ""] += ns
+                exact[row.machine, hour][meter] += ns
         self.truth.spans = {key: half_even(max(meters.values())) for key, meters in exact.items()}
 
     def _running(self, machine: str, hour: int) -> int:

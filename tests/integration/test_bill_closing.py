@@ -164,6 +164,21 @@ def test_meters_of_a_machine_add_up_to_its_price(lake: Lake, drop: Path) -> None
     assert [p[3] for p in priced(lake, drop, "2026-11-02")] == [expected]
 
 
+def test_parts_of_a_type_that_nobody_knows_are_no_price_of_a_machine(lake: Lake, drop: Path) -> None:
+    label = {"key": "compute.googleapis.com/machine_spec", "value": "a9-huge-8g"}
+    facts: dict[str, Any] = {
+        "BillingPeriodStart": "2026-10-01T07:00:00Z",
+        "BillingPeriodEnd": "2026-11-01T07:00:00Z",
+        "InvoiceId": "I1",
+        "RegionId": "us-central1",
+        "ContractedUnitPrice": "0.03",
+        "x_SystemLabels": [label],
+    }
+    gcp_set(drop, "a.parquet", [gcp_row("core", **facts), gcp_row("gpu", **facts)], period="2026-10")
+    bill.ingest(lake, settings(drop))
+    assert priced(lake, drop, "2026-11-02") == []
+
+
 def test_the_difference_of_two_snapshots_is_a_table(lake: Lake, drop: Path) -> None:
     plan = settings(drop)
     old = [

@@ -7,12 +7,14 @@ import os
 import re
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tasks import bill
 from tasks.io.lake import Lake
+from tasks.summary import notes
 from tests.bills import billed, csv_bytes, export, row, settings, statuses, stored, write
 from tests.exports import GCE, SET, azure, azure_run, credit, gcp_bytes, gcp_row, gcp_set
 
@@ -79,6 +81,11 @@ def test_runs_that_are_there_at_the_first_look_are_states_of_one_another(lake: L
         ({"runInfo.startDate": "2026-11-05T00:00:00"}, (), "billing periods from 2026-11-05 on"),
         ({"runInfo": 7}, (), "not a manifest of an Azure export"),
         ({"byteCount": "many"}, (), "not a manifest of an Azure export"),
+        (
+            {"blobs": 2 * [{"blobName": "focus/20261101-20261130/n2/part_0_0001.csv.gz"}], "byteCount": None},
+            (),
+            "2 times",
+        ),
     ],
 )
 def test_a_run_that_is_not_whole_is_refused_and_the_former_stands(
@@ -100,12 +107,45 @@ def test_a_run_that_is_not_whole_is_refused_and_the_former_stands(
     assert billed(lake, plan) == 9
 
 
+def test_of_two_runs_of_one_time_one_counts_and_the_other_says_so(lake: Lake, drop: Path) -> None:
+    for run in "ab":
+        azure_run(drop, [azure(BilledCost="1", x_Run=run)], run=run, submitted=NIGHT_1)
+    entries = bill.ingest(lake, settings(drop))
+    assert statuses(entries) == ["accepted", "accepted"]
+    (told,) = (e for e in entries if e["message"])
+    (other,) = (e for e in entries if not e["message"])
+    assert re.search(f"found {other['name']} of the same time.*Run the export again", told["message"])
+    assert [one.delivery for one in bill.snapshots_in_force(lake, settings(drop))] == [other["delivery"]]
+    run = SimpleNamespace(has_bills=True, older=[], stale=[], told=[], deliveries=entries)
+    assert notes(run) == [told["message"]]
+    azure_run(drop, [azure(BilledCost="1")], run="c", submitted=NIGHT_2)
+    assert [e["message"] for e in bill.ingest(lake, settings(drop))] == [None] * 3
+
+
 def test_a_part_with_other_bytes_is_incomplete(lake: Lake, drop: Path) -> None:
     folder = azure_run(drop, [azure()], run="n1", submitted=NIGHT_1)
     (part,) = folder.glob("part*")
     part.write_bytes(part.read_bytes()[:-9])
     (entry,) = bill.ingest(lake, settings(drop))
     assert "bytes, and the manifest says" in entry["reason"]
+
+
+def test_a_manifest_of_aws_that_names_a_part_twice_is_refused(lake: Lake, drop: Path) -> None:
+    manifest = export(drop, [row()])
+    body = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(body | {"dataFiles": 2 * body["dataFiles"]}))
+    (entry,) = bill.ingest(lake, settings(drop))
+    assert "names part gpu-00000.csv.gz 2 times; expected each part once" in entry["reason"]
+
+
+def test_a_copy_of_a_file_in_a_set_is_refused_and_the_set_before_stands(lake: Lake, drop: Path) -> None:
+    """Rows that are equal in every column are real money, and a file that stands twice is not."""
+    gcp_set(drop, "a.parquet", [gcp_row("core"), gcp_row("core")])
+    assert statuses(bill.ingest(lake, settings(drop))) == ["accepted"]
+    gcp_set(drop, "a (1).parquet", [gcp_row("core"), gcp_row("core")])
+    (entry,) = bill.ingest(lake, settings(drop))
+    assert re.search(r"a \(1\).parquet and .*a.parquet with the same 2 rows, byte for byte", entry["message"])
+    assert billed(lake, settings(drop)) == 2
 
 
 def test_the_container_may_lie_above_or_below_the_source(lake: Lake, drop: Path) -> None:

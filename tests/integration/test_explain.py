@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from schemas.billing import CHARGES
 from schemas.ledger import ADDRESSES
 from tasks.core import money
 from tasks.core.levels import AMOUNTS, Units, total, walk
-from tasks.errors import UsageError
+from tasks.errors import LayoutError, UsageError
 from tasks.explain import Explained, Question, explain_days
 from tasks.io.lake import Lake
 from tasks.settings import Settings, load
@@ -122,6 +122,12 @@ def test_every_committed_day_is_read_unless_days_are_named(night: Night) -> None
         explain_days(night.settings, Question("job", job, "2026-09-30", "2026-09-30"))
     with pytest.raises(UsageError, match="Nearest:\n  " + job):
         explain_days(night.settings, Question("job", job + "x", DAY, DAY))
+
+
+def test_days_of_a_former_release_are_named_with_what_helps(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tasks.explain._OF_JOB", (replace(ADDRESSES, version=ADDRESSES.version + 1),))
+    with pytest.raises(LayoutError, match=f"backfill --first-day {DAY} --last-day {DAY}"):
+        explain_days(night.settings, Question("job", "any"))
 
 
 def test_few_lines_leave_out_the_deepest_levels(night: Night) -> None:

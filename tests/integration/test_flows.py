@@ -86,6 +86,8 @@ def test_a_failed_source_fails_the_flow_after_publishing_the_rest(fleet: tuple[F
     with pytest.raises(NightFailed, match=r"1 failed, the rest is published.*nowhere") as caught:
         asyncio.run(nightly(Nightly(settings=file, day=spec.day)))
     assert caught.value.facts["run"].commits == {spec.day: 1}
+    with pytest.raises(NightFailed, match=r"1 failed, no day was due and no day is published anew\. .*nowhere"):
+        asyncio.run(nightly(Nightly(settings=file, day=spec.day)))
 
 
 def test_the_command_line_prints_for_people_and_programs(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import shutil
 import signal
@@ -11,27 +12,32 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flows.maintain import Answer, plan_answer, rebuild_answer, sweep_answer, verify_answer
-from flows.night import Run
+from flows.night import Run, run_stage
+from schemas.ledger import SPANS
 from seedance.canonical import canonical
 from seedance.shard import parse_name
-from tasks import publish
+from tasks import maintain, publish
 from tasks.core.garbage import DAY_NS
 from tasks.errors import LawError, UsageError
 from tasks.io import leases
 from tasks.io.lake import Lake
-from tasks.settings import Settings
+from tasks.settings import BillSource, Settings
 from tasks.steps import directly
+from tasks.summary import notes
 from tests import nights
 from tests.fleet import build, tiny_spec, write_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEC = tiny_spec(13, spot=True, gap=True, dark=True)
 DAY = SPEC.day
+FIRST = (dt.date.fromisoformat(DAY) - dt.timedelta(days=35)).isoformat()
+"""The first day of a look-back of 35 days."""
 KILLED_NIGHT = """
 import os, signal, sys
 from pathlib import Path
@@ -176,6 +182,32 @@ def test_what_cannot_be_had_again_is_named_with_what_helps(settings: Settings, l
     assert lost(answer) == {name}
     assert f"python -m flows.publish --day {DAY}" in answer.failed[name]
     assert len(Lake.open(str(lake)).commits(DAY)) == 1, "a repair commits nothing that was not committed before"
+    run = asyncio.run(run_stage(settings, DAY, directly, "publish"))  # what the answer names helps
+    assert (run.failed, run.commits) == ({}, {DAY: 2}) and verified(settings).failed == {}
+
+
+def test_a_former_commit_that_is_lost_is_told_with_what_helps(settings: Settings, lake: Path) -> None:
+    (lake / "days" / DAY / "1.json").rename(lake / "days" / DAY / "2.json")
+    answer = verified(settings, repair=True)
+    assert lost(answer) == {f"days/{DAY}/1.json"}
+    assert answer.failed[f"days/{DAY}/1.json"].endswith("nothing computes again: put it back from a copy of the lake")
+
+
+def test_nothing_that_was_read_is_not_everything_that_is_whole(settings: Settings) -> None:
+    answer = asyncio.run(verify_answer(settings, "2030-01-01", None, False, directly))
+    assert "no day is committed" in answer.lines[0] and "nothing was read" in answer.lines[0]
+
+
+def test_a_page_that_is_lost_or_of_a_former_commit_is_made_again(settings: Settings, lake: Path) -> None:
+    page = lake / "page" / f"usage_date={DAY}" / "report.html"
+    before = page.read_bytes()
+    page.unlink()
+    assert nights.run(settings, DAY).causes == {} and page.read_bytes() == before
+    min((lake / "raw").glob("*device_samples/**/*.parquet")).unlink()
+    quiet = settings.model_copy(update={"telemetry": None})
+    assert asyncio.run(run_stage(quiet, DAY, directly, "publish")).commits == {DAY: 2}
+    assert b"Revision 1 of the day" in page.read_bytes()
+    assert nights.run(quiet, DAY).causes == {} and b"Revision 2 of the day" in page.read_bytes()
 
 
 # --- plan -----------------------------------------------------------------------------------------------------------
@@ -187,7 +219,8 @@ def test_plan_says_what_is_due_and_what_is_missing(settings: Settings, lake: Pat
     waiting = len(list((calm / "fleet" / "telemetry").rglob("*.parquet")))
     assert (answer.rows, sum(answer.facts["waiting"].values())) == ([], waiting)
     answer = planned(settings)
-    assert answer.facts["due"] == []
+    assert (answer.facts["due"], answer.facts["first_day"], answer.facts["last_day"]) == ([], FIRST, DAY)
+    assert answer.lines[0] == f"looked at {FIRST} to {DAY}: no day is due: nothing would be computed"
     dark = {m.instance_id for m in build(SPEC).machines if not m.has_agent}
     assert {m["name"] for m in answer.facts["completeness"][DAY]["missing"] if m["reason"] == "billed"} == dark != set()
     assert any("billed, and no telemetry names it" in line for line in answer.lines)
@@ -199,13 +232,25 @@ def test_plan_says_what_is_due_and_what_is_missing(settings: Settings, lake: Pat
     answer = planned(settings)
     (due,) = answer.facts["due"]
     assert (due["day"], due["cause"], due["head"], due["revision"]) == (DAY, "shard", 1, 2)
+    assert answer.lines[0] == f"looked at {FIRST} to {DAY}: 1 day(s) due"
     complete = answer.facts["completeness"][DAY]
     assert {m["name"]: m["hours"] for m in complete["missing"] if m["reason"] == "gap"} == dict.fromkeys(hosts, "2")
     assert (complete["seen"][2], complete["expected"][2], complete["seen"][3]) == (0, len(hosts), len(hosts))
     assert nights.published(lake) == nights.published(calm / "lake"), "planning changes nothing that readers see"
 
 
+def test_a_day_of_a_former_release_is_planned(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintain, "SPANS", replace(SPANS, version=SPANS.version + 1))
+    answer = planned(settings)
+    assert answer.failed == {} and DAY in answer.facts["completeness"]
+
+
 # --- sweep ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_is_no_commit_does_not_stop_a_sweep(settings: Settings, lake: Path) -> None:
+    (lake / "days" / "notes.txt").write_text("not a commit")
+    assert asyncio.run(sweep_answer(settings, False, time.time_ns(), directly)).failed == {}
 
 
 def test_a_lake_that_was_swept_is_whole_and_goes_on(settings: Settings, lake: Path, calm: Path) -> None:
@@ -224,6 +269,21 @@ def test_a_lake_that_was_swept_is_whole_and_goes_on(settings: Settings, lake: Pa
         file.unlink()
     assert verified(settings, repair=True).failed == {}, "what was swept can be made again"
     assert nights.published(lake) == nights.published(calm / "lake")
+
+
+def test_a_sweep_names_what_goes_and_what_waits_and_says_why(settings: Settings, lake: Path) -> None:
+    for n in range(12):
+        (lake / "objects" / f"lost{n:02}").write_bytes(b"12")
+    dry = asyncio.run(sweep_answer(settings, False, time.time_ns() + 31 * DAY_NS, directly))
+    gone, waiting = dry.facts["steps"], dry.facts["waiting"]
+    assert len(waiting) > 12 and len(gone) > 0
+    for when, kind, sizes in (("would be deleted", "step", gone), ("waits", "object", waiting)):
+        assert [r[2] for r in dry.rows if r[:2] == (when, kind)] == list(sizes)[:10]
+    (line,) = [line for line in dry.lines if line.startswith("waits: ")]
+    assert "no kept commit and no step names them" in line
+    assert f"; {len(waiting) - 10} more than are named here" in line
+    (line,) = [line for line in dry.lines if " step(s)" in line]
+    assert "over 30 days old, and no kept commit names an object of theirs" in line
 
 
 # --- rebuild --------------------------------------------------------------------------------------------------------
@@ -247,6 +307,37 @@ def test_a_lake_that_is_made_from_raw_alone_publishes_the_same_bytes(
     assert {n: d for n, d in nights.published(new).items() if "usage_date=" in n} == old
     with pytest.raises(UsageError, match="a lake with commits"):
         asyncio.run(rebuild_answer(nowhere, str(new), None, directly))
+
+
+def test_a_lake_is_made_with_every_bill_that_raw_has_whatever_the_settings_name(
+    settings: Settings, calm: Path, tmp_path: Path
+) -> None:
+    nameless = settings.model_copy(update={"bills": (BillSource(name="other", url="/nowhere"),)})
+    answer = asyncio.run(rebuild_answer(nameless, str(tmp_path / "new"), None, directly))
+    assert (answer.failed, answer.facts["copied"]["sources"]) == ({}, ["aws"])
+    assert answer.facts["reports"]["same"] and not answer.rows
+    assert "with bills of aws" in answer.lines[0]
+
+
+def test_a_lake_that_is_made_with_other_reports_fails_and_names_them(
+    settings: Settings, lake: Path, tmp_path: Path
+) -> None:
+    (altered,) = (lake / "report" / "report_cost__job_daily").glob("usage_date=*/data.parquet")
+    altered.write_bytes(altered.read_bytes()[:-1])
+    only_there = altered.parent.with_name("usage_date=2026-01-01") / altered.name
+    only_there.parent.mkdir()
+    shutil.copyfile(altered, only_there)
+    answer = asyncio.run(rebuild_answer(settings, str(tmp_path / "new"), None, directly))
+    names = [path.relative_to(lake).as_posix() for path in (altered, only_there)]
+    assert list(answer.failed) == names and [path for _, path in answer.rows] == names
+    assert "differ" in answer.failed[names[0]] and "not made again" in answer.failed[names[1]]
+
+
+def test_bills_in_the_lake_that_the_settings_do_not_name_are_told(settings: Settings, lake: Path) -> None:
+    assert not [note for note in notes(nights.run(settings, DAY)) if "raw/bills" in note]
+    for bills in ((), (BillSource(name="other", url=str(lake.parent)),)):
+        told = [n for n in notes(nights.run(settings.model_copy(update={"bills": bills}), DAY)) if "raw/bills" in n]
+        assert len(told) == 1 and "1 source(s) of bills that the settings do not name: aws." in told[0]
 
 
 # --- stale ----------------------------------------------------------------------------------------------------------
@@ -356,3 +447,9 @@ def test_a_killed_night_blocks_the_next_one_for_the_time_to_live_at_most(
 
 def _same_files(one: Path, two: Path) -> bool:
     return nights.published(one) == nights.published(two)
+
+
+def test_no_lake_is_made_inside_another(settings: Settings, lake: Path) -> None:
+    with pytest.raises(UsageError, match=r"raw lies inside the lake .* Expected a folder or URL outside of it"):
+        asyncio.run(rebuild_answer(settings, str(lake / "raw"), None, directly))
+    assert not (lake / "raw" / "lake.json").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.sorting import ArtifactSort
 
 from flows import maintain, params
 from flows.shell import main
@@ -52,11 +55,20 @@ def answered(shell: Shell, name: str, *words: str) -> tuple[int, dict[str, Any]]
     return status, json.loads(out)
 
 
+async def artifact(key: str) -> str:
+    """The newest artifact of a key."""
+    async with get_client() as server:
+        found = await server.read_artifacts(sort=ArtifactSort.CREATED_DESC)
+    return next(str(a.data) for a in found if a.key == key)
+
+
 def test_plan(shell: Shell) -> None:
     status, out, _ = shell("plan", "--last-day", SPEC.day)
     assert status == 0 and "no day is due" in out
     status, facts = answered(shell, "plan", "--last-day", SPEC.day, "--first-day", SPEC.day)
     assert (status, facts["due"], facts["failed"]) == (0, [], {})
+    assert (facts["first_day"], facts["last_day"]) == (SPEC.day, SPEC.day)
+    assert f"looked at {SPEC.day} to {SPEC.day}: no day is due" in asyncio.run(artifact("plan-answer"))
     status, _, told = shell("plan", "--last-day", "2999-01-01")
     assert status == 2 and "is in the future" in told
 
@@ -94,6 +106,16 @@ def test_rebuild(shell: Shell, folder: Path, tmp_path: Path) -> None:
     status, facts = answered(shell, "rebuild", "--into", str(tmp_path / "new"))
     assert (status, facts["commits"]) == (0, {SPEC.day: 1})
     assert facts["reports"]["same"] and not facts["reports"]["differ"]
+    nameless = folder / "nameless.toml"
+    nameless.write_text('lake = "lake"\nworkers = 1\n')
+    status, facts = answered(shell, "rebuild", "--settings", str(nameless), "--into", str(tmp_path / "nameless"))
+    assert (status, facts["reports"]["differ"], facts["copied"]["sources"]) == (0, [], ["aws"])
+    (report,) = folder.glob("lake/report/report_cost__job_daily/usage_date=*/data.parquet")
+    whole = report.read_bytes()
+    report.write_bytes(whole[:-1])
+    status, _, told = shell("rebuild", "--into", str(tmp_path / "differs"))
+    report.write_bytes(whole)
+    assert status == 1 and f"failed {report.relative_to(folder / 'lake').as_posix()}: its bytes differ" in told
     status, _, told = shell("rebuild", "--into", str(folder / "lake"))
     assert status == 1 and "Expected a folder or URL where there is no lake yet" in told
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from flows.shell import tell
-from schemas.ledger import ADDRESSES
+from schemas.ledger import ADDRESSES, RECONCILIATION
 from seedance.schema import OP_WINDOWS, TELEMETRY
 from seedance.shard import parse_name, read_shard, write_shard
 from tasks import reconcile
@@ -70,6 +71,9 @@ def test_the_bundled_day_equals_its_truth_and_a_second_night_computes_nothing(tm
     for currency, billed in first.billed.items():
         for column in COLUMNS[:2]:
             assert sum(t[column] or 0 for t in first.totals if t["BillingCurrency"] == currency) == billed[column]
+    hourly = truth.head_table(tmp_path / "lake", "2026-10-01", RECONCILIATION.name)
+    told = Counter(f for r in hourly if r["x_Finding"] for f in r["x_Finding"].split(", "))
+    assert first.findings == {"2026-10-01": dict(told)} and {"no_telemetry", "deviation"} <= set(told)
     before = nights.published(tmp_path / "lake")
     again = nights.run(settings, "2026-10-01")
     assert [s["stage"] for s in again.stages if s.get("days")] == []

@@ -69,8 +69,7 @@ def test_a_second_delivery_takes_the_place_of_the_first(cloud: str, tmp_path: Pa
 
 
 def test_fleets_of_three_clouds_side_by_side(tmp_path: Path) -> None:
-    # Azure bills whole days: a machine that its bill does not name yet has no region, and so no price.
-    hold(tmp_path, *(random_spec(40 + i, cloud=cloud, bill_until=None) for i, cloud in enumerate(CLOUDS)))
+    hold(tmp_path, *(random_spec(40 + i, cloud=cloud) for i, cloud in enumerate(CLOUDS)))
 
 
 @pytest.mark.soak
@@ -82,7 +81,7 @@ def test_fleets_of_random_seeds(number: int, tmp_path: Path) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("number", range(SOAK_SEEDS // 10))
 def test_three_fleets_of_random_seeds(number: int, tmp_path: Path) -> None:
-    hold(tmp_path, *(random_spec(secrets.randbits(32), cloud=cloud, bill_until=None) for cloud in CLOUDS))
+    hold(tmp_path, *(random_spec(secrets.randbits(32), cloud=cloud) for cloud in CLOUDS))
 
 
 def test_the_comparison_can_fail(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schemas.billing import PRICES
+from schemas.billing import CLASSES, PRICES
 from tasks import witness
 from tasks.core import money
 from tasks.core.ledger import Inputs, settle
@@ -151,7 +151,7 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
         quantity = {
             "PricingQuantity": Decimal(rng.randint(0, 12 * int(hours * 10**9))).scaleb(-9),
             "PricingUnit": rng.choice(["hour", "gibibyte hour", "vcpu-hours", "GiBy.h"]),
-            "x_UnitsPerMachine": rng.choice([Decimal(12), Decimal("3.75"), Decimal(7), None]),
+            "x_UnitsPerMachine": rng.choice([Decimal(12), Decimal("3.75"), Decimal(7), Decimal(0), None]),
         }
     if rng.random() < 0.1:
         quantity = {}
@@ -160,10 +160,13 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
         "x_Class": "machine",
         "x_MachineId": machine,
         "ResourceId": machine,
-        "x_InstanceType": TYPES.get(machine, "one.gpu"),
+        "x_InstanceType": TYPES.get(machine, "one.gpu")
+        if rng.random() < 0.9
+        else rng.choice(["one.gpu", "new.gpu", None]),
         "start": start,
         "hours": hours,
         "SkuMeter": rng.choice(["BoxUsage", "BoxUsage", "SpotUsage", None]),
+        "x_TieRule": rng.choice(["core", "core", "ram", None]),
         "CommitmentDiscountStatus": status,
         "CommitmentDiscountId": None if status is None else "sp-1",
         "PricingCategory": "Standard" if status is None else "Committed",
@@ -183,9 +186,7 @@ def _machine_row(rng: random.Random, i: int) -> dict[str, object]:
 
 
 def _other_row(rng: random.Random, i: int) -> dict[str, object]:
-    kind = rng.choice(
-        ["storage", "shared", "support", "rounding", "commitment_unused", "untied", "other", *["dependant"] * 3]
-    )
+    kind = rng.choice([*CLASSES[2:], *["dependant"] * 3])
     hours = rng.choice([1, 1, 24, 0.75, 3])
     facts: dict[str, object] = {
         "x_Class": kind,

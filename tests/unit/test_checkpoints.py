@@ -18,7 +18,7 @@ from schemas.checkpoints import INVENTORY, MOVES
 from schemas.usage import JOB_RUNS
 from seedance.errors import StoreError
 from tasks.errors import SettingsError, UsageError
-from tasks.io import checkpoints, show_tiers
+from tasks.io import checkpoints, show, show_tiers
 from tasks.io.checkpoints import list_folder
 from tasks.io.lake import Lake
 from tasks.settings import Settings
@@ -281,6 +281,43 @@ def test_a_job_that_the_lake_saw_end_keeps_only_its_final_checkpoint(
         "retried/step-2/weights": ("hot", None),
     }
     assert facts["ended"] == ["done"]
+
+
+def test_without_a_price_an_amount_is_unknown_and_never_0(folder: Path, tmp_path: Path, settings: Settings) -> None:
+    fill(folder)
+    policy = write_policy(tmp_path, ("local_usd_per_gb_month", "# local_usd_per_gb_month"))
+    facts = plan_tiers(settings, policy, [str(folder)], "2026-10-01")
+    assert (facts["cost_per_month"], facts["unpriced"], facts["unpriced_classes"]) == (None, 6, ["local"])
+    lines = show_tiers.lines(facts)
+    assert "storage of a month at list price: unknown" in lines
+    (told,) = [line for line in lines if "without a price" in line]
+    assert "(cost unknown): 6 in local; " in told and "local_usd_per_gb_month in the policy sets" in told
+    net = show_tiers.rows(facts)[-1]
+    assert (net["moves that pay"], net["kept: no known gain"]) == ("0.000000000000", "unknown")
+    printed = show.console()
+    with printed.capture() as seen:
+        printed.print(show_tiers.money_table(facts))
+    assert "unknown" in seen.get()
+
+
+def test_what_holds_an_entry_where_it_is_is_said(folder: Path, tmp_path: Path, settings: Settings) -> None:
+    fill(folder)
+    save(folder, "llama/step-4/weights", 3, 2**30)
+    save(folder, "llama/step-5/weights", 2, 2**30)
+    save(folder, "llama/step-0/weights", 4000, 2**30)
+    for n in range(12):
+        save(folder, f"llama/step-4/part-{n:02}", 3)
+    facts = plan_tiers(settings, write_policy(tmp_path), [str(folder)], "2026-10-01")
+    assert facts["stays"] == {"age": 14, "expired": 1, "newest": 2, "pin": 1}
+    lines = show_tiers.lines(facts)
+    for told in (
+        "llama/step-4/part-00: age: 3 days old; hot.days is 7",
+        "old/step-1/weights: newest: 200 days old, and part of one of the 1 newest of its job or folder",
+        "llama/final/weights: pin: pinned as final",
+        "llama/step-0/weights: expired: 4000 days old; the policy keeps nothing beyond cold.days, 2557",
+    ):
+        assert f"stays {folder}/{told}" in lines
+    assert "4 more stay; report_checkpoints__inventory has age, tier and pin of each" in lines
 
 
 def test_names_from_folders_never_become_markup(folder: Path, tmp_path: Path, settings: Settings) -> None:

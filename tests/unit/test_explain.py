@@ -26,7 +26,7 @@ from tasks.core.named import charge_of, named
 from tasks.core.reports import job_daily, resource_daily
 from tasks.errors import LawError, UsageError
 from tasks.io import show_tree
-from tests.tables import DAY, charge, charges, device, devices, layer
+from tests.tables import DAY, SCALE_SET, charge, charges, device, devices, layer, member
 from tests.tables import layers as layer_table
 from tests.unit.test_ledger import inputs, machine, quanta, worked_example
 from tests.witness_day import prices
@@ -122,6 +122,14 @@ def test_every_charge_of_the_day_has_a_tree_that_starts_at_its_bill() -> None:
         assert money(root)[:2] == (row["BilledCost"] / UNIT / 10_000, row["EffectiveCost"] / UNIT / 10_000)
         leaves = [n for _, n in walk(root) if not n.children]
         assert levels.total(n.units for n in leaves) == root.units
+
+
+def test_a_scale_set_under_two_spellings_is_one_resource() -> None:
+    bill = charges(machine("m", "2", **member(0)), machine("n", "1", **member(1)))
+    day = book(inputs(bill, devices()))
+    (root,) = explain_resource([day], SCALE_SET.lower(), "ResourceId")
+    assert root.units[0] == 3 * 10**12
+    assert {node.name for node in of(root, "charge")} == {"m", "n"}
 
 
 def two_days(first_amount: str = "-0.000000000007") -> list[Book]:

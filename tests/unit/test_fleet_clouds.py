@@ -346,8 +346,8 @@ def _reserved(fleet: Fleet, rows: list[Charge], truth: Truth) -> bool:
 
 def _capacity(fleet: Fleet, rows: list[Charge], truth: Truth) -> bool:
     states = {r["CapacityReservationStatus"] for r in rows if r.machine == fleet.machines[0].instance_id}
-    unused = total([r for r in rows if r["CapacityReservationStatus"] == "Unused"], "billed")
-    return "Used" in states and truth.by_category()["capacity_unused"][0] == units(unused) > 0
+    unused = [r for r in rows if r["CapacityReservationStatus"] == "Unused" or r.kind == "capacity_unused"]
+    return "Used" in states and truth.by_category()["capacity_unused"][0] == units(total(unused, "billed")) > 0
 
 
 def _cluster(fleet: Fleet, rows: list[Charge], truth: Truth) -> bool:

@@ -85,6 +85,14 @@ def test_a_lease_that_names_nobody_holds_nothing(store: Store, text: bytes) -> N
     assert ([lease.n for lease in turns.leases], waited) == ([4], 0)
 
 
+def test_a_holder_that_is_no_process_holds_nothing(store: Store) -> None:
+    store.create(
+        f"leases/{DAY}/1.json", json.dumps({**leases._here(), "released": False, "pid": float("inf")}).encode()
+    )
+    turns, waited = taken(store, 60)
+    assert ([lease.n for lease in turns.leases], waited) == ([2], 0)
+
+
 def test_a_waiter_goes_on_as_soon_as_the_day_is_given_back(store: Store) -> None:
     held, _ = taken(store, 60)
     clock = Time()

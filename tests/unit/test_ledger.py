@@ -274,6 +274,7 @@ def test_a_refund_of_a_machine_stays_with_its_jobs() -> None:
         ({"ChargeCategory": "Purchase"}, "other_usage"),
         ({"CommitmentDiscountStatus": "Unused"}, "commitment_unused"),
         ({"CapacityReservationStatus": "Unused"}, "capacity_unused"),
+        ({"x_Class": "capacity_unused", "ChargeClass": "Correction"}, "capacity_unused"),
         ({"x_UsageType": "UnusedBox:p4d.24xlarge"}, "capacity_unused"),
         ({"x_Class": "support"}, "support"),
         ({"ChargeCategory": "Credit"}, "credit"),

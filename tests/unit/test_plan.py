@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tasks import bill
-from tasks.io.lake import Lake
-from tasks.plan import Bills, is_covered
+from tasks.io.lake import Commit, Lake
+from tasks.plan import Bills, cause_of, is_covered
 from tasks.settings import Settings
 from tests.tables import DAY, HOUR, ns
 
@@ -49,3 +49,11 @@ def test_prices_of_the_latest_closed_bill_are_known_by_account_type_and_region(
     told = [bill.Contracted("1", price | {"ListUnitPrice": Decimal("1E+1")})]
     monkeypatch.setattr(bill, "contracted_prices", lambda *_, **__: told)
     assert bills.contracted("2026-10-01") == {"aws|1|p5|us-east-1": "10 EUR"}
+
+
+def test_with_other_versions_of_tables_the_cause_is_the_schema() -> None:
+    parts = {name: f"{name} 2" for name in ("bill", "shard", "price", "settings", "schema")}
+    head = Commit("2026-10-01", 1, {"key": "k", "facts": {"parts": {name: f"{name} 1" for name in parts}}})
+    assert cause_of(parts, head) == "schema"
+    assert cause_of(parts | {"schema": "schema 1"}, head) == "bill"
+    assert cause_of(parts, None) is None

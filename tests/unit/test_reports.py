@@ -11,11 +11,11 @@ import pytest
 
 from schemas.billing import PRICES
 from tasks.core.ledger import settle
-from tasks.core.reconciliation import bridge_monthly, errors, reconciliation_hourly
+from tasks.core.reconciliation import bridge_monthly, errors, findings, reconciliation_hourly
 from tasks.core.reports import job_daily, layer_daily, resource_daily
 from tasks.errors import LawError
 from tasks.publish import assert_bridge, assert_same_total
-from tests.tables import SECOND, build, charges, device, devices, layer, layers
+from tests.tables import SCALE_SET, SECOND, build, charge, charges, device, devices, layer, layers, member
 from tests.unit.test_ledger import TEN, inputs, machine, worked_example
 
 DAY = dt.date(2026, 10, 1)
@@ -79,6 +79,56 @@ def test_a_resource_shows_its_devices_and_why_time_is_unobserved() -> None:
         ("arn:aws:ec2:x:1:instance/i-10", None, "unobserved", "no_agent"): 7200 * SECOND,
     }
     assert {r["x_CoveragePpm"] for r in rows if r["ResourceId"] == "i-1"} == {600 * 10**6 // 7200}
+
+
+def test_a_scale_set_has_one_spelling_and_the_time_of_its_machines_once() -> None:
+    """Two machines of two GPUs, spelt differently; one has no agent, and traffic of the set names the other."""
+    seen = device(TEN, "idle", 600, machine=str(member(0)["x_MachineId"]), cloud="azure")
+    traffic = member(0, ServiceName="Bandwidth", x_Class="untied", ConsumedUnit="GB")
+    bill = charges(
+        machine("m", "7.20", **member(0)),
+        machine("n", "3.60", **member(1)),
+        machine("back", "-3.60", **member(1)),
+        charge("egress", "0.01", start=TEN, **traffic),
+    )
+    ledger = settle(inputs(bill, devices(seen)))
+    rows = resource_daily(DAY, ledger.addresses, ledger.spans).to_pylist()
+    assert {r["ResourceId"] for r in rows} == {SCALE_SET.lower()}
+    assert {r["ResourceId"] for r in ledger.addresses.to_pylist()} == {SCALE_SET, SCALE_SET.lower()}
+    names = ("ServiceName", "x_DeviceId", "x_Category", "x_Reason")
+    hours = {tuple(r[n] for n in names): (r["x_GpuNs"], r["x_GpuHours"], r["x_CoveragePpm"]) for r in rows}
+    covered = 600 * 10**6 // 7200
+    service = "Virtual Machine Scale Sets"
+    assert hours == {
+        (service, "GPU-0", "idle", None): (600 * SECOND, 600 / 3600, covered),
+        (service, "GPU-0", "unobserved", "gap"): (3000 * SECOND, 3000 / 3600, covered),
+        (service, None, "unobserved", "gap"): (3600 * SECOND, 1.0, covered),
+        (service, None, "unobserved", "no_agent"): (7200 * SECOND, 2.0, 0),
+        ("Bandwidth", "GPU-0", "idle", None): (None, None, covered),
+        ("Bandwidth", "GPU-0", "unobserved", "gap"): (None, None, covered),
+        ("Bandwidth", None, "unobserved", "gap"): (None, None, covered),
+    }
+    jobs = job_daily(DAY, ledger.addresses, ledger.spans, inputs(bill, devices(seen)).jobs).to_pylist()
+    assert sum(r["x_GpuNs"] or 0 for r in rows) == sum(r["x_GpuNs"] or 0 for r in jobs) == 14_400 * SECOND
+
+
+def test_machines_of_a_scale_set_without_devices_share_a_row_and_add_up() -> None:
+    bill = charges(*(machine(f"m{n}", "3.60", **member(n)) for n in range(3)))
+    ledger = settle(inputs(bill, devices()))
+    (row,) = resource_daily(DAY, ledger.addresses, ledger.spans).to_pylist()
+    assert (row["BilledCost"], row["x_GpuNs"], row["x_CoveragePpm"]) == (Decimal("10.8"), 3 * 7200 * SECOND, 0)
+
+
+def test_findings_are_counted_in_the_hours_that_have_them() -> None:
+    bill = charges(
+        machine("m", "4.00", x_InstanceType="one.gpu"), machine("n", "4.00", x_MachineId="i-2", ResourceId="i-2")
+    )
+    day = inputs(bill, devices(device(TEN, "idle", 3600)), prices=build(PRICES, [spot_price("3")]))
+    hourly = reconciliation_hourly(day, settle(day).pairs)
+    told = {(r["finding"], r["cloud"]): (r["resources"], r["hours"]) for r in findings(hourly)}
+    lists = [r["x_Finding"].split(", ") for r in hourly.to_pylist() if r["x_Finding"]]
+    assert told == {(name, "aws"): (1, 1) for found in lists for name in found}
+    assert told[("no_telemetry", "aws")] == (1, 1)
 
 
 def test_without_telemetry_there_is_no_estimate_to_compare() -> None:

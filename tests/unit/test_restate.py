@@ -51,6 +51,15 @@ def test_an_estimate_that_a_bill_replaces_is_taken_back() -> None:
     assert found == {"provisional": [None, None, -3], "billed": [0, Decimal("2.5"), None]}
 
 
+def test_a_resource_of_azure_that_is_spelt_otherwise_is_not_restated() -> None:
+    amounts = {"BilledCost": Decimal(3), "EffectiveCost": Decimal(3)}
+    one, other = ({"x_Cloud": "azure", "ResourceId": name} for name in ("/Sets/GPU", "/sets/gpu"))
+    assert restated(addresses(amounts | one), addresses(amounts | other)) == []
+    (found,) = restated(addresses(amounts | one), addresses(amounts | other | {"BilledCost": Decimal(4)}))
+    assert (found["ResourceId"], found["BilledCost"]) == ("/sets/gpu", 1)
+    assert len(restated(addresses(amounts | {"ResourceId": "I-1"}), addresses(amounts))) == 2  # of aws: two resources
+
+
 def test_rows_of_one_group_add_up_and_equal_groups_are_left_out() -> None:
     before = addresses(
         {"BilledCost": Decimal(1)}, {"BilledCost": Decimal(2)}, {"BilledCost": Decimal(5), "x_JobId": None}

@@ -202,7 +202,8 @@ def test_a_vm_of_google_by_hand() -> None:
         ("1", "hour", None, "3600000000000"),
         ("1", "vcpu-hours", None, None),
         ("1", "gibibyte hour", "0", None),
-        ("1", "hour", "0", "3600000000000"),
+        ("1", "hour", "0", None),
+        ("1", "hour", "-12", None),
         ("1", "GiBy.mo", "375", None),
     ],
 )
@@ -219,8 +220,28 @@ def test_time_of_a_meter_that_counts_parts_of_a_machine(
 def test_meters_of_a_vm_may_differ_by_a_second(cores: str, findings: set[str]) -> None:
     """9.003333333333 core-hours over 12 cores are a second more than 45 minutes."""
     bill = charges(gcp("core", "core", "1", cores, "hour", "12"), gcp("gpu", "gpu", "1", "0.75", "hour", "1"))
-    ledger = settle(inputs(bill, devices()))
+    ledger = settle(inputs(bill, devices(), gpu_counts={"a2-highgpu-1g": 1}))
     assert ledger.hours.slots[0].findings == findings
+
+
+def test_meters_under_one_text_are_told_apart_by_their_rules() -> None:
+    """Twelve cores, 85 GiB and one GPU for 45 minutes, all under one SkuMeter; a second core row adds up with the first."""
+    facts = {"core": ("6.75", "hour", "12"), "more": ("2.25", "hour", "12"), "ram": ("63.75", "gibibyte hour", "85")}
+    rules = {"core": "gcp-gpu-core", "more": "gcp-gpu-core", "ram": "gcp-gpu-ram", "gpu": "gcp-gpu-gpu"}
+    facts["gpu"] = ("0.75", "hour", "1")
+    rows = [gcp(name, "A2", "1", *fact, x_TieRule=rules[name]) for name, fact in facts.items()]
+    ledger = settle(inputs(charges(*rows), devices(), gpu_counts={"a2-highgpu-1g": 1}))
+    assert (ledger.hours.slots[0].billed_ns, ledger.hours.slots[0].findings) == (2700 * SECOND, set())
+
+
+def test_a_type_that_nobody_knows_is_billed_for_the_time_of_its_rows() -> None:
+    """48 core-hours of a type that the catalogue does not have are not 48 hours of one machine; the hour says so."""
+    row = gcp("core", "core", "4", "48", "hour", "0", x_InstanceType="a9-huge-4g")
+    facts: Any = {"machine": VM, "cloud": "gcp"}
+    seen = devices(device(TEN, "idle", 3600, **facts))
+    ledger = settle(inputs(charges(row), seen))
+    assert (ledger.hours.slots[0].billed_ns, ledger.hours.slots[0].findings) == (3600 * SECOND, {"unknown_type"})
+    assert [(r["x_Category"], r["BilledCost"]) for r in ledger.addresses.to_pylist()] == [("idle", 4)]
 
 
 def test_rows_of_one_meter_add_up_before_they_are_rounded() -> None:

@@ -209,7 +209,7 @@ def test_what_cannot_be_used_is_listed_and_never_moved() -> None:
 def test_local_disk_has_no_price_until_the_policy_states_one() -> None:
     _, moves, told = look(policy(), entry("a/step-1/x", 10, api=None), local=True)
     assert moves["a/step-1/x"]["x_Why"] == "the price of local is not known: state local_usd_per_gb_month in the policy"
-    assert (moves["a/step-1/x"]["x_Net"], told["unpriced"], told["kept"]["x_Net"]) == (None, 1, "0.000000000000")
+    assert (moves["a/step-1/x"]["x_Net"], told["unpriced"], told["kept"]["x_Net"]) == (None, 1, None)
     rules = policy(local_usd_per_gb_month=Decimal("0.08"), warm={"class": "S3 Standard", "days": 90})
     _, moves, _ = look(rules, entry("a/step-1/x", 10, api=None), local=True)
     move = moves["a/step-1/x"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -238,9 +239,36 @@ def test_meters_of_a_gcp_machine(text: str, unit: str, rule: str, units: int | N
         assert found["x_Class"] == ("untied" if rule == "gcp-machines" else "machine")
 
 
-def test_a_type_that_the_catalogue_does_not_have_has_no_units() -> None:
+def test_of_a_type_that_the_catalogue_does_not_have_the_units_are_unknown_and_not_one() -> None:
     found = gcp(ChargeDescription="A9 Instance Core", SkuPriceDetails='{"InstanceType": "a9-huge-8g"}')
-    assert (found["x_TieRule"], found["x_UnitsPerMachine"]) == ("gcp-gpu-core", None)
+    assert (found["x_TieRule"], found["x_UnitsPerMachine"]) == ("gcp-gpu-core", 0)
+
+
+@pytest.mark.parametrize("label", ['"true"', '["true","true"]', '"True"', "true"])
+def test_a_reservation_that_nobody_used_is_told_by_its_label(label: str) -> None:
+    """Google says it in a system label and leaves CapacityReservationStatus empty."""
+    labels = f'{{"compute.googleapis.com/is_unused_reservation":{label},"compute.googleapis.com/cores":"12"}}'
+    reserved = "//compute.googleapis.com/projects/p/zones/z/reservations/gpu"
+    for resource in (reserved, "", GCE):
+        found = gcp(
+            ChargeDescription="A3 Instance Core", SkuPriceDetails=A3, ResourceId=resource, x_SystemLabels=labels
+        )
+        assert (found["x_Class"], found["x_TieRule"]) == ("capacity_unused", "gcp-capacity-unused")
+    false = labels.replace("true", "false").replace("True", "false")
+    assert gcp(ChargeDescription="A3 Instance Core", SkuPriceDetails=A3, x_SystemLabels=false)["x_Class"] == "machine"
+
+
+@pytest.mark.parametrize("column", ["x_SkuDetails", "SkuPriceDetails", "Tags"])
+def test_an_azure_reservation_that_nobody_used_is_told_by_its_resource(column: str) -> None:
+    """A used hour stands on the machine and names the reservation in its details; an unused one on the reservation."""
+    base = "/subscriptions/S1/resourceGroups/RG/providers/Microsoft.Compute"
+    reserved = f"{base}/capacityReservationGroups/G/capacityReservations/R"
+    details = json.dumps({"VMCapacityReservationId": reserved, "ServiceType": "Standard_NC24ads_A100_v4"})
+    for resource in (reserved, reserved.lower()):
+        found = azure(ResourceId=resource, **{column: details})
+        assert (found["x_Class"], found["x_MachineId"]) == ("capacity_unused", None)
+    if column == "x_SkuDetails":
+        assert azure(**{column: details})["x_Class"] == "machine"
 
 
 def test_the_type_of_a_gcp_machine_can_stand_in_a_system_label() -> None:
@@ -278,8 +306,8 @@ def test_the_first_rule_wins_and_every_class_has_a_rule() -> None:
         ({"cloud": "(?=x)"}, "regular expression"),
         ({"class": "dependant", "dependant": "no group"}, "one group"),
         ({"per": "disk"}, "per empty or among vcpu"),
-        ({"about": "x,more"}, "19 fields"),
-        ({"rule": "a,untied\na"}, "19 fields"),
+        ({"about": "x,more"}, "20 fields"),
+        ({"rule": "a,untied\na"}, "20 fields"),
     ],
 )
 def test_a_bad_rule_is_refused(changes: dict[str, str], expected: str) -> None:

@@ -85,6 +85,7 @@ def test_amount_below_the_quantum_is_refused() -> None:
         ({"CapacityReservationStatus": "Unused"}, "capacity_unused"),
         ({"x_UsageType": "USE2-UnusedBox:p5.48xlarge"}, "capacity_unused"),
         ({"x_UsageType": "UnusedDed:p5.48xlarge"}, "capacity_unused"),
+        ({"x_Class": "capacity_unused", "x_MachineId": "i-1", "ChargeClass": "Correction"}, "capacity_unused"),
         ({"x_Class": "support", "ChargeCategory": "Credit"}, "support"),
         ({"ChargeCategory": "Credit", "x_Class": "storage"}, "credit"),
         ({"ChargeClass": "Correction"}, "adjustment"),

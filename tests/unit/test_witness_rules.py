@@ -213,6 +213,37 @@ def test_several_jobs_in_slices_of_two_gpus_fill_each_gpu() -> None:
     assert all(abs(of_first[n] - Fraction(total * k, 7)) < 1 for n, k in (("MIG-00", 3), ("MIG-01", 3), ("GPU-0", 1)))
 
 
+def test_meters_under_one_text_are_told_apart_by_their_rules() -> None:
+    rules = {"core": "gcp-gpu-core", "more": "gcp-gpu-core", "ram": "gcp-gpu-ram", "gpu": "gcp-gpu-gpu"}
+    rows = [("core", "6.75", "hour", "12"), ("more", "2.25", "hour", "12"), ("ram", "63.75", "gibibyte hour", "85")]
+    bill = [part(key, "A2", *fact, x_TieRule=rules[key]) for key, *fact in (*rows, ("gpu", "0.75", "hour", "1"))]
+    assert set(spans(ledger(charges(*bill))).values()) == {2 * 2700 * SECOND}
+
+
+def test_time_of_what_names_no_machine_is_never_multiplied() -> None:
+    """The hours of a whole account may be more than any machine can have."""
+    facts = {"ConsumedQuantity": Decimal("1e25"), "ConsumedUnit": "Hours"}
+    assert [a[3:5] for a in addresses(ledger(charges(charge("all", "1", **facts))))] == [("other_usage", Decimal(1))]
+
+
+@pytest.mark.parametrize("parts", ["0", "-12"])
+def test_hours_of_parts_that_nobody_counts_are_no_time(parts: str) -> None:
+    found = spans(ledger(charges(part("core", "core", "48", "hour", parts))))
+    assert set(found.values()) == {2 * HOUR}
+
+
+def test_a_machine_that_changes_its_type_within_an_hour_has_one_for_all_its_money() -> None:
+    """Half an hour each as two types; the layers of the hour share out both rows alike."""
+    bill = charges(
+        machine("before", "1", quantity="0.5", x_InstanceType="g5.4xlarge"),
+        machine("after", "3", quantity="0.5", x_InstanceType="two"),
+    )
+    seen = devices(device(TEN, "work", 3600, job="A"))
+    work = layers(layer(TEN, "A", "L1", 10, instance_type="g5.4xlarge"), layer(TEN, "A", "L2", 20, instance_type="two"))
+    rows = ledger(bill, seen, work)[LAYERS.name].to_pylist()
+    assert [(r["x_InstanceType"], r["x_Layer"], r["BilledCost"]) for r in rows] == [("g5.4xlarge", "L1", Decimal(4))]
+
+
 # --- promotional credits ---------------------------------------------------------------------------------------------
 
 
