@@ -245,6 +245,16 @@ def test_a_day_of_a_former_release_is_planned(settings: Settings, monkeypatch: p
     assert answer.failed == {} and DAY in answer.facts["completeness"]
 
 
+def test_a_damaged_file_of_the_drop_folder_is_told_though_no_day_is_due(settings: Settings, tmp_path: Path) -> None:
+    shard = min(Path(str(settings.telemetry)).glob("*device_samples/**/*.parquet"))
+    damaged = tmp_path / "drop" / shard.relative_to(str(settings.telemetry))
+    damaged.parent.mkdir(parents=True)
+    damaged.with_name(f"{damaged.stem[:-16]}{'ab' * 8}.parquet").write_bytes(shard.read_bytes()[:-9])
+    run = nights.run(settings.model_copy(update={"telemetry": str(tmp_path / "drop")}), DAY)
+    assert run.causes == {} and run.admitted == 1
+    assert "1 file(s) of the drop folder have other bytes than their names say" in run.told[0]
+
+
 # --- sweep ----------------------------------------------------------------------------------------------------------
 
 
