@@ -92,6 +92,8 @@ def _scaled(row: Charge, part: Decimal) -> Charge:
 
     columns: dict[str, Any] = {**row.columns}
     columns.update({name: cut(columns[name]) for name in SCALED if columns.get(name) is not None})
+    if row["ConsumedUnit"] == "byte-seconds":  # whole, or a double of the export could not hold it
+        columns["ConsumedQuantity"] = columns["ConsumedQuantity"].quantize(Decimal(1))
     if row["x_Credits"]:
         columns["x_Credits"] = [{**credit, "amount": cut(credit["amount"])} for credit in row["x_Credits"]]
     return replace(

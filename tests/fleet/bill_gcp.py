@@ -305,6 +305,8 @@ def _times(row: Charge, factor: Decimal) -> Charge:
     columns: dict[str, Any] = {**row.columns}
     quantities = ("ConsumedQuantity", "PricingQuantity")
     columns.update({name: scaled(columns[name]) for name in quantities if columns.get(name) is not None})
+    if row["ConsumedUnit"] == "byte-seconds":  # whole, or a double of the export could not hold it
+        columns["ConsumedQuantity"] = columns["ConsumedQuantity"].quantize(Decimal(1))
     if row["x_Credits"]:
         columns["x_Credits"] = [{**credit, "amount": scaled(credit["amount"])} for credit in row["x_Credits"]]
     costs: dict[str, Any] = {name: scaled(getattr(row, name)) for name in ("billed", "effective", "listed")}
