@@ -18,7 +18,7 @@ from tasks.finish import Finished, finish
 from tasks.plan import DayPlan, Plans, plan, plan_one
 from tasks.settings import Settings
 from tasks.steps import Call
-from tasks.summary import add_up, head_totals, quality_rows, run_facts
+from tasks.summary import add_up, head_totals, quality_rows, refused_rows, run_facts
 
 TRIES = 3
 """How often a day is planned again when another run moves its head in between."""
@@ -154,6 +154,7 @@ async def run_days(
     run.causes |= {p.day: p.cause for p in plans if p.day in published.commits}
     for day in published.commits:
         rows[day] = quality_rows(run.run_id, day, [collected, usage, ledgers], published)
+    rows |= refused_rows(run.run_id, [collected, usage, ledgers], published)
     return list(published.moved)
 
 

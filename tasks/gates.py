@@ -241,6 +241,7 @@ def _validate(suite: Any, table: pd.DataFrame) -> dict[str, bool]:
                 "settings; nothing was published.",
                 stage=suite.name,
                 failed=[column],
+                rows=[],
             )
         outcome[column] = bool(one.success)
     return outcome

@@ -21,7 +21,7 @@ from schemas.usage import DEVICE_HOURLY, USAGE
 from seedance.errors import SeedanceError
 from tasks import bill, calibrate, collect, gates, progress, publish, reconcile, reduce, restate, stale
 from tasks.core import money
-from tasks.errors import DeliveryError, LayoutError, PipelineError
+from tasks.errors import DeliveryError, GateError, LayoutError, PipelineError
 from tasks.io import leases
 from tasks.io.lake import Commit, Lake, Moved, Step
 from tasks.plan import DayPlan
@@ -77,6 +77,8 @@ def _each(stage: str, days: Sequence[str], work: Callable[[str], tuple[Step, boo
             outcome.steps[day] = step
         except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
             outcome.failed[day] = _reason(stage, day, error)
+            if isinstance(error, GateError):
+                outcome.checks[day] = error.facts["rows"]
             continue
         finally:
             outcome.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
@@ -202,6 +204,8 @@ def publish_days(
             done.moved.append(day)
         except Exception as error:  # noqa: BLE001 - whatever stops one day must not stop the others
             done.failed[day] = _reason("publish", day, error)
+            if isinstance(error, GateError):
+                done.checks[day] = error.facts["rows"]
         done.duration_ms[day] = (time.monotonic_ns() - start) // 1_000_000
     return done
 

@@ -94,6 +94,18 @@ def quality_rows(run_id: str, day: str, stages: Sequence[Outcome], published: Pu
     return rows
 
 
+def refused_rows(run_id: str, stages: Sequence[Outcome], published: Published) -> dict[str, list[dict[str, Any]]]:
+    """Rows of report_quality__runs for each day that a gate refused: what the gate found; the day's tables stay as they were."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    told = [(stage.stage, stage.failed, stage.checks) for stage in stages]
+    for name, failed, checks in (*told, ("publish", published.failed, published.checks)):
+        for day in failed:
+            base = {"x_RunId": run_id, "x_UsageDate": dt.date.fromisoformat(day), "x_Stage": name}
+            if checks.get(day):
+                found[day] = [base | row for row in checks[day]]
+    return found
+
+
 def _collect(facts: Mapping[str, Any]) -> list[dict[str, Any]]:
     share = sum(q["share_ppm"] for q in facts["quarantined"])
     rows = [

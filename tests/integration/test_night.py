@@ -309,3 +309,31 @@ def test_what_the_totals_leave_out_is_said(tmp_path: Path) -> None:
     assert notes(nights.run(settings, "2026-11-20")) == []
     (alone,) = notes(nights.run(Settings(lake=str(tmp_path / "other")), "2026-11-20"))
     assert "name no bill source" in alone
+
+
+def test_a_day_that_a_gate_refuses_has_its_checks_on_record_and_on_the_page(tmp_path: Path) -> None:
+    spec = tiny_spec(3, dark=True, late_shard=True)
+    write_fleet(build(spec), tmp_path / "fleet")
+    lake = tmp_path / "lake"
+    quality = lake / "report" / "report_quality__runs" / f"usage_date={spec.day}" / "data.parquet"
+    page = lake / "page" / f"usage_date={spec.day}" / "report.html"
+
+    def failed_checks() -> list[str]:
+        rows = pq.read_table(quality).to_pylist()
+        return [r["x_Detail"] for r in rows if r["x_Outcome"] == "failed" and r["x_Check"].startswith("gate ")]
+
+    strict = nights.settings_for(tmp_path / "fleet", lake, max_unobserved_ppm=0)
+    refused = nights.run(strict, spec.day)
+    assert "GateError" in refused.failed[spec.day] and refused.commits == {}
+    (detail,) = failed_checks()
+    assert detail.startswith("expected 0 to 0, found ") and "max_unobserved_ppm" in detail
+    assert not page.exists()
+
+    assert nights.run(nights.settings_for(tmp_path / "fleet", lake), spec.day).failed == {}
+    assert failed_checks() == [] and "expected 0 to 0, found" in page.read_text()
+    before = nights.published(lake)
+    shutil.copytree(tmp_path / "fleet" / "late" / "telemetry", tmp_path / "fleet" / "telemetry", dirs_exist_ok=True)
+    again = nights.run(strict, spec.day)
+    assert again.failed and again.commits == {spec.day: 1}
+    assert len(failed_checks()) == 1
+    assert nights.published(lake).items() >= before.items()
