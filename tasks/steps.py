@@ -7,6 +7,7 @@ units (days, objects) shows how far it is in a progress artifact of the task run
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from functools import cache
 from typing import Any, Protocol, TypeVar
@@ -18,6 +19,7 @@ from prefect.utilities.annotations import quote
 
 from tasks import progress
 
+log = logging.getLogger(__name__)
 SHOWN_EVERY_S = 1.0
 """Least time between two updates of a progress artifact."""
 T = TypeVar("T")
@@ -49,7 +51,7 @@ def _task(stage: Callable[..., Any]) -> Any:
                 result = await asyncio.to_thread(stage, *args)
         finally:
             watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)  # a page that cannot be shown must not fail the work
+            await asyncio.gather(watch, return_exceptions=True)
         await shown.finish()
         return result
 
@@ -86,7 +88,10 @@ class _Shown:
             return
         done, of, what = self._told = heard
         words = f"{done} of {of}: {what}"
-        if self._artifact is None:
-            self._artifact = await acreate_progress_artifact(100 * done / of, key=self._key, description=words)
-        else:
-            await aupdate_progress_artifact(self._artifact, 100 * done / of, description=words)
+        try:
+            if self._artifact is None:
+                self._artifact = await acreate_progress_artifact(100 * done / of, key=self._key, description=words)
+            else:
+                await aupdate_progress_artifact(self._artifact, 100 * done / of, description=words)
+        except Exception as error:  # noqa: BLE001 - what cannot be shown must not fail the work
+            log.warning("progress %s (%s) cannot be shown: %s", self._key, words, error)

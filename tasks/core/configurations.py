@@ -57,6 +57,7 @@ LESS_IS_BETTER = frozenset(
     | {"bpb", "brier", "ece", "latency"}
 )
 """Words in the name of a quality metric of which less is better; of any other, more is."""
+LOSSES = ("loss", "perplexity", "nll")
 _LESS_ENDINGS = ("loss", "error", "perplexity")
 
 ENERGY_COVERAGE_PPM = 900_000
@@ -300,6 +301,11 @@ def _quality(row: dict[str, Any], jobs: Sequence[_Job], values: dict[str, Fracti
     return None
 
 
+def is_loss(metric: str) -> bool:
+    """Whether a quality metric is what training minimises: it depends on vocabulary and data, and ranks no two models."""
+    return any(word.endswith(LOSSES) for word in re.split(r"[^a-z]+", metric.casefold()))
+
+
 def less_is_better(metric: str) -> bool:
     """Whether less of a quality metric is better, by the words of its name."""
     words = re.split(r"[^a-z]+", metric.casefold())
@@ -341,9 +347,9 @@ def _box(row: dict[str, Any], counts: Mapping[str, int], cost: Fraction | None) 
 
 
 def _group(row: Mapping[str, Any]) -> tuple[str, ...]:
-    """What must agree for two configurations to be compared; without a quality, the model must, too."""
-    metric = row.get("x_QualityMetric")
-    what = metric if metric is not None else f"model {row['x_Model']}"
+    """What must agree for two configurations to be compared; without a quality, or with a loss, the model must, too."""
+    metric, model = row.get("x_QualityMetric"), f"model {row['x_Model']}"
+    what = model if metric is None else f"{metric}, {model}" if is_loss(metric) else metric
     return row["BillingCurrency"] or "", row["x_Kind"] or "any kind", f"per {row.get('x_WorkUnit')}", what
 
 

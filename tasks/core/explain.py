@@ -30,17 +30,7 @@ RESOURCES = ("ResourceId", "x_MachineId", "x_DeviceId")
 """Columns of an address that a resource is looked for in, in this order."""
 Facts = tuple[tuple[str, str], ...]
 
-_AT = (
-    "x_ChargeKey",
-    "x_Occurrence",
-    "x_HourUtc",
-    "x_MachineId",
-    "x_DeviceId",
-    "x_JobId",
-    "x_Attempt",
-    "x_Rank",
-    "x_Category",
-)
+_AT = ADDRESSES.key
 _OF_CHARGE = ("x_Reason", "x_Evidence", "x_CoveragePpm", "x_Team", "x_InstanceType")
 _BILL = (
     "x_Cloud", "ServiceName", "ChargeCategory", "ChargeClass", "ChargeDescription", "x_UsageType", "ResourceId", "RegionId",

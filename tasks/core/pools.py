@@ -15,27 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.ledger import LAYERS
 from tasks.core import money
 from tasks.core.levels import AMOUNTS, NOTHING, Node, Units, amount, not_equal, plain, total
 from tasks.errors import LawError
 
-POOL = (
-    "x_HourUtc",
-    "x_Cloud",
-    "x_JobId",
-    "x_Attempt",
-    "x_InstanceType",
-    "PricingCategory",
-    "BillingAccountId",
-    "SubAccountId",
-    "BillingPeriodStart",
-    "InvoiceId",
-    "BillingCurrency",
-    "x_State",
-)
-"""What the addresses of one pool have in common."""
 Row = dict[str, Any]
 LAYER = ("x_Layer", "x_Pass", "x_Op", "x_Phase", "x_BatchSize", "x_Dtype")
+POOL = tuple(name for name in LAYERS.key if name not in LAYER)
+"""What the addresses of one pool have in common."""
 _HOURLY = ("layer", "pass", "op", "phase", "batch_size", "dtype")
 
 

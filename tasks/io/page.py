@@ -234,13 +234,15 @@ def _totals(roots: Sequence[Node], billed: Mapping[str, Mapping[str, Decimal]]) 
 
 
 def _negatives(below: Mapping[str, Sequence[tuple[Sequence[str], Decimal]]]) -> str:
-    rows = [
-        {"ledger": LEDGER_NAMES[c], "where": " / ".join(path), "amount": shown(value)}
-        for c in LEDGER_NAMES
-        for path, value in below[c]
-    ]
-    about = "Nothing is below zero."
-    return _table("Below zero: credits, refunds, corrections", "negatives", ("ledger", "where", "amount"), rows, about)
+    """A row a place, with its amount in each ledger in which it lies below zero."""
+    rows: dict[tuple[str, ...], dict[str, str]] = {}
+    for column in LEDGER_NAMES:
+        for path, value in below[column]:
+            empty = {"where": " / ".join(path), **dict.fromkeys(LEDGER_NAMES, "")}
+            rows.setdefault(tuple(path), empty)[column] = shown(value)
+    columns = ("where", *(c for c in LEDGER_NAMES if below[c]))
+    title = "Below zero: credits, refunds, corrections"
+    return _table(title, "negatives", columns, list(rows.values()), "Nothing is below zero.")
 
 
 def _estimates(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -280,7 +282,7 @@ def _table(title: str, name: str, columns: Iterable[str], rows: Sequence[Mapping
     if not rows:
         return f"<h2>{title}</h2><p>{nothing}</p>"
     names = list(columns)
-    kinds = {c: ' class="n"' if c in ("amount", "hours", *ERRORS) else "" for c in names}
+    kinds = {c: ' class="n"' if c in ("hours", *LEDGER_NAMES, *ERRORS) else "" for c in names}
     head = "".join(f"<th{kinds[c]}>{c.replace('_', ' ')}</th>" for c in names)
     body = "".join(
         "<tr>" + "".join(f"<td{kinds[c]}>{html.escape(str(r[c]))}</td>" for c in names) + "</tr>" for r in rows

@@ -132,6 +132,19 @@ def test_metrics_of_which_less_is_better(metric: str) -> None:
     assert less_is_better(metric)
 
 
+@pytest.mark.parametrize("metric", ["loss", "val_loss", "eval/perplexity"])
+def test_a_loss_ranks_no_two_models(metric: str) -> None:
+    """A small model's loss is no better quality than a large one's; within a model it is."""
+    stated = {"quality_metric": metric}
+    found = configs(
+        run("a", "llama", "9", model="llama", quality=Decimal("2.1"), **stated),
+        run("b", "bert", "1", model="bert", quality=Decimal("2.0"), **stated),
+        run("c", "bert-worse", "2", model="bert", quality=Decimal("2.5"), **stated),
+    )
+    assert found["llama", "USD"]["x_OnFront"] and found["llama", "USD"]["x_SetSize"] == 1
+    assert found["bert-worse", "USD"]["x_DominatedBy"] == "bert"
+
+
 @pytest.mark.parametrize("metric", ["accuracy_top1", "f1", "bleu", "mmlu", "watermark", "map50", "psnr"])
 def test_metrics_of_which_more_is_better(metric: str) -> None:
     assert not less_is_better(metric)

@@ -131,6 +131,10 @@ def test_charges_in_the_wrong_place_stop_the_day() -> None:
     elsewhere = charges(charge("a", "1") | {"x_UsageDate": dt.date(2026, 11, 1)})
     with pytest.raises(GateError, match="outside their period"):
         gates.check("bill", DAY, {}, gates.bill_measures(elsewhere))
+    after = charges(charge("a", "1", hours=24) | {"x_UsageDate": dt.date(2026, 10, 2)})  # the end is exclusive
+    with pytest.raises(GateError, match="outside their period, rows: expected 0 to 0, found 1"):
+        gates.check("bill", DAY, {}, gates.bill_measures(after))
+    assert gates.check("bill", DAY, {}, gates.bill_measures(charges(charge("a", "1", hours=0))))
     period = charges(charge("a", "1") | {"BillingPeriodEnd": AT})
     with pytest.raises(GateError, match="billing periods"):
         gates.check("bill", DAY, {}, gates.bill_measures(period))
@@ -171,6 +175,9 @@ def test_a_report_that_does_not_add_up_stops_the_day() -> None:
     assert gates.check("publish", DAY, {}, gates.publish_measures(table("1"), {"report": table("1")}))
     with pytest.raises(GateError, match=r"report\.BilledCost beside the addresses"):
         gates.check("publish", DAY, {}, gates.publish_measures(table("1"), {"report": table("2")}))
+    great = table("98765432109876543210.000000000001")  # far beyond 64 bits: told as it is
+    with pytest.raises(GateError, match="found 98,765,432,109,876,543,209,000,000,000,001"):
+        gates.check("publish", DAY, {}, gates.publish_measures(table("1"), {"report": great}))
 
 
 def test_a_warning_is_told_and_does_not_stop() -> None:
