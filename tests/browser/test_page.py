@@ -230,3 +230,24 @@ def test_an_empty_day_has_a_page(tmp_path: Path) -> None:
         shown.click("#up")
         shown.select_option("#ledger", "BilledCost")
         assert heard.errors == []
+
+
+def test_a_click_folds_and_unfolds_and_the_chart_shows_markup_as_it_is(tmp_path: Path) -> None:
+    name = "<b>bold</b> &amp; <i>it</i>"
+    money = [address("a", "work", "1", "1", job=name)]
+    roots = cost_tree(table(ADDRESSES, money), table(LAYERS, [layer(name, "l", "1", "1")]))
+    path = tmp_path / "report.html"
+    path.write_bytes(render("2026-10-01", roots, FACTS | {"billed": {}, "negatives": below(money)}))
+    with page() as (shown, heard):
+        shown.goto(path.as_uri())
+        shown.wait_for_selector("body[data-ready=true]")
+        root = shown.locator("#tree > [role=treeitem]")
+        told = []
+        for _ in range(3):
+            told.append((root.get_attribute("aria-expanded"), [name for name, _ in items(shown)]))
+            root.locator("> .row").click()
+        assert [state for state, _ in told] == ["true", "false", "true"]
+        assert [len(names) for _, names in told] == [2, 1, 2]
+        texts = shown.locator("#chart .slice text").all_text_contents()
+        assert any(text.startswith(name) for text in texts), texts
+        assert heard.errors == []

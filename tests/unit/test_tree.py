@@ -5,9 +5,11 @@ from __future__ import annotations
 from decimal import Decimal
 
 import pyarrow as pa
+import pytest
 
 from seedance.schema import MONEY
 from tasks.core.tree import AMOUNTS, LEAST, NO_JOB, PLACE, Node, assert_adds_up, cost_tree, leaves, negatives
+from tasks.errors import LawError
 
 
 def rows(level: str, places: list[tuple[str | None, str]], amount: str = "1") -> pa.Table:
@@ -41,6 +43,15 @@ def test_a_large_day_is_folded_until_a_browser_can_show_it() -> None:
     (small,) = cost_tree(work, layers, nodes=1)
     assert len(small.children[0].children) == LEAST  # no tree is cut to nothing
     assert sum(leaf.units["BilledCost"] or 0 for leaf in leaves(small)) == small.units["BilledCost"]
+
+
+def test_layers_that_do_not_add_up_to_their_work_are_no_tree() -> None:
+    work = rows("x_Category", [("j", "work")])
+    assert cost_tree(work, rows("x_Layer", [("j", "l")]))
+    with pytest.raises(
+        LawError, match=r"category 'work': BilledCost is 1.000000000000, its parts add up to 0.999999999999"
+    ):
+        cost_tree(work, rows("x_Layer", [("j", "l")], "0.999999999999"))
 
 
 def test_a_job_that_is_called_like_none_is_not_none() -> None:
