@@ -254,17 +254,18 @@ def _folder_of(local: str) -> str:
 def _check_folder(folder: Path) -> None:
     """Refuse a root that is a file, or lies below one: nothing could ever be written there."""
     for place in (folder, *folder.parents):
-        if place.is_dir():
+        if not place.exists():
+            continue
+        if place.is_dir():  # asked second: another process may make the folder at any moment
             return
-        if place.exists():
-            raise StoreError(
-                f"{folder}: {place} is a file; expected a folder, or nothing there yet. Name another folder, or move the "
-                "file away.",
-                url=str(folder),
-                path="",
-                expected="a folder",
-                found="a file",
-            )
+        raise StoreError(
+            f"{folder}: {place} is a file; expected a folder, or nothing there yet. Name another folder, or move the "
+            "file away.",
+            url=str(folder),
+            path="",
+            expected="a folder",
+            found="a file",
+        )
 
 
 class _Disk:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -166,6 +168,27 @@ def test_check_passes_again_and_again_and_leaves_one_object(store: Store) -> Non
     for _ in range(3):
         store.check()
     assert [e.path for e in store.list("")] == [CHECK_PATH]
+
+
+def test_a_folder_that_another_process_makes_meanwhile_is_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two nights that begin at once both look before either has made the lake; whatever is asked first, the answer changes."""
+    lake = tmp_path / "lake"
+    for question in ("is_dir", "exists"):
+        with monkeypatch.context() as patched:
+            real = getattr(Path, question)
+
+            def asked(path: Path, real: Any = real, **facts: Any) -> bool:
+                found = bool(real(path, **facts))
+                if path == lake and not found:
+                    lake.mkdir()
+                return found
+
+            patched.setattr(Path, question, asked)
+            Store(str(lake)).check()
+        assert lake.is_dir()
+        shutil.rmtree(lake)
 
 
 def test_a_store_without_conditional_create_is_refused(tmp_path: Path) -> None:
