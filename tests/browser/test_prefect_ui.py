@@ -9,9 +9,11 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,18 @@ class Server:
     folder: Path
 
     def api(self, path: str, body: object = None) -> Any:
-        """An answer of the REST API."""
+        """An answer of the REST API; 503 (its SQLite file is locked) is asked again, as Prefect's own client does."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + "/api" + path, data, {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            return json.load(answer)
+        end = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.load(answer)
+            except urllib.error.HTTPError as error:
+                if error.code != HTTPStatus.SERVICE_UNAVAILABLE or time.monotonic() > end:
+                    raise
+                time.sleep(1)
 
     def deployment(self, name: str) -> str:
         """Id of a deployment."""
