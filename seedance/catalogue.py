@@ -56,6 +56,13 @@ ALIASES: Mapping[str, str] = MappingProxyType(
 """Other spellings of a dtype, as frameworks write them."""
 
 
+MAKERS = ("nvidia ", "tesla ")
+"""What drivers put before a name, or leave out, by their age."""
+
+MIG_MARK = " mig "
+"""What CUDA puts between the name of a card and the profile of a slice of it."""
+
+
 @dataclass(frozen=True)
 class GpuInstance:
     """One instance type of one cloud. None where no source was found.
@@ -168,22 +175,51 @@ def gpus() -> tuple[Mapping[str, str], ...]:
     return tuple(MappingProxyType(row) for row in _rows("gpus.csv"))
 
 
-def peak_flops(gpu_model: str, dtype: str) -> int | None:
-    """Dense peak of a GPU, FLOP/s, from its exact NVML name; None when the model or its peak for the dtype is unknown.
+def gpu_row(gpu_model: str) -> Mapping[str, str] | None:
+    """Row of `gpus.csv` of a GPU, by its whole name without maker and MIG profile, caseless; None when unknown.
 
     Args:
-        gpu_model: name as NVML spells it. Near names are other cards (A10 and A10G differ by 1.8), so none is guessed.
+        gpu_model: name as NVML and CUDA spell it, with or without `NVIDIA `, and with ` MIG 1g.10gb` for a slice.
+
+    Near names are other cards (A10, A10G and A100; H20 and H200; L4 and L40S), so no part of a name is ever compared.
+    """
+    return _by_name().get(normal_name(gpu_model))
+
+
+def normal_name(gpu_model: str) -> str:
+    """A GPU's name as names are compared: no maker in front, no MIG profile behind, caseless."""
+    name = gpu_model.casefold()
+    for maker in MAKERS:
+        name = name.removeprefix(maker)
+    return name.partition(MIG_MARK)[0]
+
+
+def mig_profile(gpu_model: str) -> str | None:
+    """Profile of a slice, `1g.10gb`, from the name that CUDA gives it; None for a whole card."""
+    return gpu_model.casefold().partition(MIG_MARK)[2] or None
+
+
+def peak_flops(gpu_model: str, dtype: str) -> int | None:
+    """Dense peak of a GPU, FLOP/s (of int8, operations/s); None when the model or its peak for the dtype is unknown.
+
+    Args:
+        gpu_model: name as `gpu_row` takes it. Of a slice it says too little, so that its peak is unknown here.
         dtype: compute dtype: fp64, fp32, tf32, fp16, bf16, fp8, int8, fp4, or a framework's spelling of one of these.
 
     Source: data/gpus.csv, whose rows name theirs. Sparse peaks are never used.
     """
-    row = _by_nvml_name().get(gpu_model)
-    name = dtype.casefold().removeprefix("torch.")
-    columns = PEAK_COLUMNS.get(ALIASES.get(name, name))
-    if row is None or columns is None:
+    row = gpu_row(gpu_model)
+    columns = PEAK_COLUMNS.get(short_dtype(dtype))
+    if row is None or columns is None or mig_profile(gpu_model) is not None:
         return None
     tflops = next((row[c] for c in columns if row[c]), None)
     return None if tflops is None else int(Decimal(tflops) * TERA)
+
+
+def short_dtype(dtype: str) -> str:
+    """Short name of a compute dtype: bf16 for `torch.bfloat16`; a spelling that nobody knows stays as it is."""
+    name = dtype.casefold().removeprefix("torch.")
+    return ALIASES.get(name, name)
 
 
 @cache
@@ -200,8 +236,8 @@ def _by_type() -> Mapping[tuple[str, str], GpuInstance]:
 
 
 @cache
-def _by_nvml_name() -> Mapping[str, Mapping[str, str]]:
-    return {name: row for row in gpus() for name in row["nvml_names"].split("|")}
+def _by_name() -> Mapping[str, Mapping[str, str]]:
+    return {normal_name(name): row for row in gpus() for name in row["nvml_names"].split("|")}
 
 
 def _rows(file: str) -> list[dict[str, str]]:

@@ -4,7 +4,8 @@
     ├── SchemaError      a table does not meet its declaration
     ├── StoreError       storage refused, or cannot keep the promise of create
     │   └── Exists       the object is there already
-    └── ShardError       a shard cannot be written or read
+    ├── ShardError       a shard cannot be written or read
+    └── CountError       FLOPs of a model cannot be counted
 
 Each carries its facts as attributes, so that callers need not parse text, and keeps them when it crosses a process.
 """
@@ -51,6 +52,10 @@ class Exists(StoreError):
 
 class ShardError(SeedanceError):
     """A shard cannot be written or read: path, reason."""
+
+
+class CountError(SeedanceError):
+    """FLOPs of a model cannot be counted: model, path, reason, as far as they apply."""
 
 
 def _revive(kind: type[WithFacts], message: str, facts: dict[str, Any]) -> WithFacts:

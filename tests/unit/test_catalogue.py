@@ -5,7 +5,7 @@ from decimal import Decimal
 import pytest
 
 from schemas.billing import PRICES
-from seedance.catalogue import PEAK_COLUMNS, gpu_count, gpu_instance, gpu_instances, gpus, peak_flops
+from seedance.catalogue import PEAK_COLUMNS, gpu_count, gpu_instance, gpu_instances, gpus, normal_name, peak_flops
 from tasks.io.prices import latest_prices, list_prices
 
 
@@ -57,11 +57,14 @@ def test_a_known_type_without_a_count_is_still_known() -> None:
         ("Tesla T4", "bf16", None),
         ("Tesla V100-PCIE-32GB", "half", 112 * 10**12),
         ("NVIDIA A10 ", "bf16", None),
-        ("NVIDIA T4", "fp16", None),
+        ("NVIDIA T4", "fp16", 65 * 10**12),
+        ("t4", "fp16", 65 * 10**12),
+        ("NVIDIA T4G", "fp16", None),
+        ("NVIDIA A100-PCIE-40GB MIG 7g.40gb", "bf16", None),
         ("Tesla T4", "complex64", None),
     ],
 )
-def test_dense_peak_by_exact_name(model: str, dtype: str, peak: int | None) -> None:
+def test_dense_peak_by_whole_name(model: str, dtype: str, peak: int | None) -> None:
     found = peak_flops(model, dtype)
     assert found == peak
     assert found is None or type(found) is int
@@ -73,8 +76,8 @@ def test_no_sparse_peak_is_ever_a_dense_one() -> None:
 
 
 def test_nvml_names_are_unambiguous() -> None:
-    names = [n for row in gpus() for n in row["nvml_names"].split("|")]
-    assert len(names) == len(set(names))
+    names = [(normal_name(n), row["key"]) for row in gpus() for n in row["nvml_names"].split("|")]
+    assert len({name for name, _ in names}) == len(set(names))
 
 
 def test_prices_are_the_catalogue_s_to_the_digit() -> None:
