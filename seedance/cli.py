@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -58,7 +59,77 @@ def _parser() -> argparse.ArgumentParser:
     )
     check.add_argument("file", metavar="FILE", type=Path, help="a Parquet shard")
     check.set_defaults(run=_check_shard)
+    _add_upload(commands)
+    _add_count(commands)
     return parser
+
+
+def _add_upload(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    upload = commands.add_parser(
+        "upload",
+        help="send what is finished in a spool",
+        description="Write the rows of a spool's finished hours to a drop folder: one shard a node, hour and table.",
+        allow_abbrev=False,
+    )
+    upload.add_argument("--spool", required=True, metavar="DIR", type=Path, help="the folder that the probe writes to")
+    upload.add_argument("--to", required=True, metavar="URL", help="folder or URL that shards go to")
+    upload.add_argument("--final", action="store_true", help="the present hour too, when no process writes any more")
+    upload.add_argument("--timeout", metavar="SECONDS", type=float, default=60.0, help="longest for one shard (60)")
+    upload.set_defaults(run=_upload)
+
+
+def _upload(args: argparse.Namespace) -> int:
+    from seedance.upload import RETRIES, upload  # reaches for storage: not needed by the other commands
+
+    for name, value in RETRIES.items():
+        os.environ.setdefault(name, value)
+    done = upload(args.spool, args.to, final=args.final, object_timeout_s=args.timeout)
+    print(done)
+    if done.problem is not None:
+        print(f"seedance: {done.waiting_batches:,} batch(es) wait in {args.spool}: {done.problem}", file=sys.stderr)
+    return 0 if done.problem is None else 1
+
+
+def _add_count(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    count = commands.add_parser(
+        "count",
+        help="count FLOPs, parameters and memory traffic of a model",
+        description="Count a model that a transformers configuration describes, on the meta device: no weights, no data.",
+        epilog="Without --train, --prefill or --decode all that the model has is counted. Needs torch and transformers.",
+        allow_abbrev=False,
+    )
+    count.add_argument("config", metavar="CONFIG.json", type=Path, help="configuration of a model, or its folder")
+    count.add_argument("--batch", metavar="N", type=_natural, default=1, help="sequences or samples at once (1)")
+    count.add_argument("--seq", metavar="N", type=_natural, help="tokens of a sequence (2048, or what the model takes)")
+    count.add_argument("--context", metavar="N", type=_natural, help="keys that a decoded token sees (as --seq)")
+    count.add_argument("--dtype", choices=("fp64", "fp32", "fp16", "bf16"), help="of weights and computation (config)")
+    count.add_argument("--unfused", action="store_true", help="attention as two matrix products, not a fused kernel")
+    count.add_argument("--checkpointing", action="store_true", help="training runs each block's forward again")
+    count.add_argument("--json", action="store_true", help="print exact integers for programs")
+    for kind in ("prefill", "decode", "train"):
+        count.add_argument(f"--{kind}", dest="kinds", action="append_const", const=kind, help=f"count {kind}")
+    count.set_defaults(run=_count)
+
+
+def _natural(text: str) -> int:
+    value = int(text.replace(",", "").replace("_", ""))
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _count(args: argparse.Namespace) -> int:
+    from seedance.flops.count import Sizes, count_config  # needs torch and transformers
+
+    sizes = Sizes(args.batch, args.seq, args.context, args.dtype, not args.unfused, args.checkpointing)
+    try:
+        found = count_config(args.config, sizes, tuple(args.kinds or ()))
+    except ModuleNotFoundError as error:
+        hint = "Install them beside seedance: pip install 'seedance-cost[hf]'"
+        print(f"seedance: count needs torch and transformers; {error.name} is missing. {hint}.", file=sys.stderr)
+        return 2
+    print(json.dumps(found.as_json(), indent=2) if args.json else found.as_text())
+    return 0
 
 
 def _version(_: argparse.Namespace) -> int:
