@@ -1,7 +1,7 @@
 """The explain flow: from a charge to its addresses, or from a job or resource back to its charges.
 
 charge   ──► day ─► hour ─► machine ─► device ─► job and category ─► pool ─► layer
-job      ──► category ─► hour ─► charge
+job      ──► category ─► hour ─► charge, and its work ─► layer ─► op
 resource ──► category ─► job ─► hour ─► charge
 """
 

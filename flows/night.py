@@ -18,7 +18,7 @@ from tasks.finish import Finished, finish
 from tasks.plan import DayPlan, Plans, plan, plan_one
 from tasks.settings import Settings
 from tasks.steps import Call
-from tasks.summary import add_up, head_totals, quality_rows, refused_rows, run_facts
+from tasks.summary import add_up, head_totals, quality_rows, refused_rows, run_facts, without_money
 
 TRIES = 3
 """How often a day is planned again when another run moves its head in between."""
@@ -45,6 +45,7 @@ class Run:
     causes: dict[str, str | None] = field(default_factory=dict)
     quarantined: dict[str, int] = field(default_factory=dict)
     findings: dict[str, dict[str, int]] = field(default_factory=dict)
+    without_money: dict[str, list[str]] = field(default_factory=dict)
     repaired: list[str] = field(default_factory=list)
     stale: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
@@ -202,6 +203,7 @@ async def tell(settings: Settings, call: Call, run: Run, days: Sequence[str]) ->
     run.days = sorted(commits)
     run.commits = {day: c.n for day, c in commits.items()}
     run.totals, run.findings = head_totals(commits)
+    run.without_money = {day: said for day, commit in commits.items() if (said := without_money(commit))}
     run.quarantined |= {
         day: c.body["facts"]["quarantined"] for day, c in commits.items() if c.body["facts"]["quarantined"]
     }

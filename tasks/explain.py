@@ -70,6 +70,8 @@ class Explained:
     name: str
     days: Sequence[str]
     trees: Sequence[Node]
+    layers: Sequence[Node] = ()
+    """Of a job: its work once more, by layer."""
     failed: Mapping[str, str] = field(default_factory=dict)
     """Nothing: an explanation stands whole or is an error."""
 
@@ -79,7 +81,7 @@ class Explained:
         Args:
             lines: no more lines than that: the deepest levels are left out, all of them alike, until it is met.
         """
-        folded = [fold(tree, self.question.most) for tree in self.trees]
+        folded = [fold(tree, self.question.most) for tree in (*self.trees, *self.layers)]
         for levels in range(self.question.depth, -1, -1):
             trees = [prune(tree, levels) for tree in folded]
             if lines is None or sum(1 for tree in trees for _ in walk(tree)) <= lines:
@@ -93,6 +95,7 @@ class Explained:
             "name": self.name,
             "days": list(self.days),
             "trees": [as_dict(t) for t in self.trees],
+            **({"layers": [as_dict(t) for t in self.layers]} if self.question.kind == "job" else {}),
         }
 
 
@@ -114,7 +117,8 @@ def explain_days(settings: Settings, question: Question) -> Explained:
         return Explained(question, key, _days(heads), core.explain_charge(books, key))
     if kind == "job":
         job = named(kind, question.given, _jobs(lake, heads), where)
-        return Explained(question, job, _days(heads), core.explain_job(_books(lake, heads, _OF_JOB), job))
+        books = _books(lake, heads, _OF_JOB)
+        return Explained(question, job, _days(heads), core.explain_job(books, job), core.layers_of_job(books, job))
     column, resource = _resource(lake, heads, question)
     books = _books(lake, heads, _OF_RESOURCE)
     return Explained(question, resource, _days(heads), core.explain_resource(books, resource, column))

@@ -124,6 +124,8 @@ def commit_day(
             "totals": ledger.facts["totals"],
             "findings": ledger.facts["findings"],
             "errors": ledger.facts["errors"],
+            "lost_ns": ledger.facts["lost_ns"],
+            "unpriced": ledger.facts["unpriced"],
             "periods": period_totals(addresses),
         },
     }

@@ -146,6 +146,9 @@ def _facts(
         "spans": len(ledger.spans),
         "machine_hours": len(hourly),
         "lost_ns": ledger.lost_ns,
+        "unpriced": sorted(
+            {f"{p.cloud} {p.family or '(type not stated)'}" for p in ledger.pairs if "no_price" in p.findings}
+        ),
         "alphas": inputs.alphas,
         "verdicts": {key: verdict.facts() for key, verdict in judged.items()},
         "errors": errors(hourly),

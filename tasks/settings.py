@@ -19,6 +19,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as EnvError
 
+from seedance.probe import settings as probe
 from tasks.errors import SettingsError
 
 PREFIX = "SEEDANCE_"
@@ -29,6 +30,8 @@ OTHER_VARIABLES = {
     "SEEDANCE_REAL_DATA": "where tests find real exports and recordings",
 }
 """Variables that begin like settings and are none."""
+OF_THE_PROBE = frozenset(PREFIX + name.upper() for name in (*probe.NAMES, *probe.ALIASES))
+"""Settings of the probe: one shell may train and price."""
 
 
 class BillSource(BaseModel):
@@ -162,7 +165,8 @@ def load(path: str | None = None, **overrides: Any) -> Settings:
 
 
 def _from_environment() -> dict[str, Any]:
-    names = {n for n in os.environ if n.upper().startswith(PREFIX) and n.upper() not in OTHER_VARIABLES}
+    names = {n for n in os.environ if n.upper().startswith(PREFIX)}
+    names = {n for n in names if n.upper() not in OTHER_VARIABLES and n.upper() not in OF_THE_PROBE}
     _refuse_unknown({n.upper().removeprefix(PREFIX).lower(): n for n in names}, "the environment", prefix=PREFIX)
     try:
         return dict(EnvSettingsSource(Settings)())

@@ -34,6 +34,20 @@ def head_totals(commits: Mapping[str, Commit]) -> tuple[list[dict[str, Any]], di
     return totals, {day: of_day["findings"] for day, of_day in facts.items() if of_day["findings"]}
 
 
+def without_money(commit: Commit) -> list[str]:
+    """What was observed on a day and could get no money, in words; what a commit of an older release does not say is not told."""
+    facts, told = commit.body["facts"], []
+    if facts.get("lost_ns"):
+        told.append(
+            f"{facts['lost_ns'] / 1e9:,.1f} s observed on hosts that no shard places on a machine cost nothing here; say "
+            "which machine a host is (for the probe: SEEDANCE_CLOUD, SEEDANCE_INSTANCE_ID, SEEDANCE_INSTANCE_TYPE)"
+        )
+    if facts.get("unpriced"):
+        kinds = ", ".join(facts["unpriced"])
+        told.append(f"no list price is known for {kinds}: what is not billed there has no estimate")
+    return told
+
+
 def finding_text(found: Mapping[str, int]) -> str:
     """Findings with the resource-hours that have them."""
     return ", ".join(f"{finding} {hours} resource-hour(s)" for finding, hours in found.items())
@@ -64,6 +78,7 @@ def notes(run: Any) -> list[str]:
     ):
         if days:
             told.append(f"{len(days)} {what} ({days[0]} to {days[-1]})")
+    told += [f"{day}: {said}" for day, lines in run.without_money.items() for said in lines]
     told += [d["message"] for d in run.deliveries if d["status"] != "refused" and d.get("message")]
     return [*told, *run.told]
 

@@ -1,15 +1,16 @@
 """From a charge to its addresses, and from a job or a resource back to its charges, as trees that add up at each level.
 
 A charge goes to its days, hours, machines, devices and jobs, and its work on through the pools of the second rounding to
-layers. A job or a resource goes to its categories, hours and charges. What the tables say elsewhere is held against each tree:
-the bill's own rows, the layers, the daily reports. Tables in, nodes out; knows no lake and no terminal.
+layers. A job or a resource goes to its categories, hours and charges, and a job's work to its layers. What the tables say
+elsewhere is held against each tree: the bill's own rows, the layers, the daily reports. Tables in, nodes out; knows no lake and
+no terminal.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +21,19 @@ from schemas.ledger import ADDRESSES, JOB_DAILY, LAYERS, RESOURCE_DAILY
 from schemas.usage import CATEGORIES, JOB_RUNS, LAYER_HOURLY
 from tasks.core import money
 from tasks.core.levels import AMOUNTS, NOTHING, Node, Units, assert_levels, not_equal, total
-from tasks.core.pools import Pool, Row, divide, hour_text, pool_key, pool_name, pools_of, rows_of, sums_of
+from tasks.core.pools import (
+    LAYER,
+    Pool,
+    Row,
+    divide,
+    hour_text,
+    op_name,
+    pool_key,
+    pool_name,
+    pools_of,
+    rows_of,
+    sums_of,
+)
 from tasks.core.spelling import one_spelling
 from tasks.errors import LawError
 
@@ -257,6 +270,34 @@ def explain_job(books: Sequence[Book], job: str) -> list[Node]:
     return _back("job", job, rows, facts, (_CATEGORY, HOUR, _CHARGE))
 
 
+def layers_of_job(books: Sequence[Book], job: str) -> list[Node]:
+    """The work of a job by layer, one tree a currency: what `explain_job` shows as the category work, divided another way.
+
+    Args:
+        books: as for `explain_job`.
+        job: x_JobId.
+
+    Raises:
+        LawError: the layers do not add up to the work of the job's addresses; names the ledger.
+    """
+    rows: dict[str, list[Row]] = {}
+    work: dict[str, list[Units]] = {}
+    for book in books:
+        table, layers = book.tables[ADDRESSES.name], book.tables[LAYERS.name]
+        mine = pc.and_(pc.equal(table["x_JobId"], job), pc.equal(table["x_Category"], "work"))
+        for row in sums_of(table.filter(mine), ["BillingCurrency"]):
+            work.setdefault(row["BillingCurrency"], []).append(row["units"])
+        for row in rows_of(layers.filter(pc.equal(layers["x_JobId"], job)), ("BillingCurrency", *LAYER)):
+            rows.setdefault(row["BillingCurrency"], []).append(row)
+    roots = []
+    for currency, units in sorted(work.items()):
+        root = Node("work", f"of job {job} by layer", total(units), (("currency", currency),))
+        root = replace(root, children=tuple(grow(rows.get(currency, []), _LAYER_LEVELS)))
+        assert_levels(root)
+        roots.append(_paid(root))
+    return roots
+
+
 def explain_resource(books: Sequence[Book], resource: str, column: str) -> list[Node]:
     """Trees of a resource, one a currency: category, job, hour, charge.
 
@@ -294,6 +335,15 @@ def _back(kind: str, name: str, rows: Sequence[Row], facts: Facts, levels: Seque
     return roots
 
 
+def _paid(node: Node) -> Node:
+    """Without parts that have no money: of an op with FLOPs, and with its time in a fused op, there are some."""
+    return replace(node, children=tuple(_paid(child) for child in node.children if any(child.units)))
+
+
+_LAYER_LEVELS = (
+    Level("layer", ("x_Layer",), lambda r: str(r["x_Layer"])),
+    Level("op", LAYER[1:], op_name),
+)
 _CATEGORY = Level(
     "category", ("x_Category",), lambda r: str(r["x_Category"]), rank=lambda r: CATEGORIES.index(r["x_Category"])
 )

@@ -89,7 +89,9 @@ def see(devices: pa.Table, processes: pa.Table, steps: pa.Table, hour_ns: int) -
     held = _process_spans(processes, hour_ns) | {"device": device_of[1], "holder": holder_of[1]}
     begin = np.clip(ints(steps.column("window_start_utc")) - hour_ns, 0, HOUR_NS)
     end = np.clip(begin + ints(steps.column("window_ns")), 0, HOUR_NS)
-    stepped = unite({"device": device_of[2], "holder": holder_of[2], "begin": begin, "end": end}, ("device", "holder"))
+    windows = {"device": device_of[2], "holder": holder_of[2], "begin": begin, "end": end}
+    told = np.bincount(device_of[1], minlength=len(first)) > 0
+    stepped = unite(_lay_units(windows, ints(steps.column("wall_ns")), told), ("device", "holder"))
     unknown = {n: np.full(len(stepped["begin"]), UNKNOWN) for n in (*FACTS, "pid", "pid_started_ns")}
     stepped |= unknown | {"kind": np.full(len(stepped["begin"]), 2)}
     spans = join(readings, held, stepped)
@@ -221,6 +223,49 @@ def whole_owner(processes: pa.Table, steps: pa.Table) -> pa.Table:
     for name, type_ in (("attempt", pa.int16()), ("rank", pa.int32())):
         processes = processes.set_column(processes.schema.get_field_index(name), name, pa.array(made[name], type_))
     return processes
+
+
+def _lay_units(windows: Columns, wall: Ints, told: Flags) -> Columns:
+    """Windows of devices that several ranks share, each as long as its units were and where they can have been.
+
+    A window says that its units ended in it, not where they lay: of ranks that begin within a window, or whose units are longer
+    than windows, whole windows would claim one time twice. A rank's units follow one another; so the wall time of each window
+    lies as late as its own end and the later windows allow, but for gaps that its own begin does not force. Where processes were
+    read, these say who held the device when, and windows stay as they are.
+
+    Args:
+        windows: device, holder, begin, end; begin and end in ns from the start of the hour.
+        wall: wall time of the units that ended in each.
+        told: by device, whether a process was read on it.
+
+    Source: infra/rules/telemetry.md 4.5.
+    """
+    device_of = np.full(int(windows["holder"].max(initial=-1)) + 1, UNKNOWN)
+    device_of[windows["holder"]] = windows["device"]
+    crowded = (np.bincount(device_of[device_of != UNKNOWN], minlength=len(told)) > 1) & ~told
+    if not crowded.any():
+        return windows
+    alone = pick(windows, ~crowded[windows["device"]])
+    chosen = np.flatnonzero(crowded[windows["device"]])
+    chosen = chosen[np.lexsort([windows[n][chosen] for n in ("begin", "end", "holder")])]
+    rows, wall = pick(windows, chosen), wall[chosen]
+    group = np.concatenate([[0], np.cumsum(np.diff(rows["holder"]) != 0)])
+    first = np.flatnonzero(np.diff(group, prepend=-1))
+    before = np.cumsum(wall) - wall
+    before -= before[first][group]  # of the rank's units that ended in earlier windows
+    latest = -_running(-(rows["end"] - before - wall)[::-1], group[::-1])[::-1]
+    forced = np.minimum(rows["begin"] - wall - before, latest)
+    forced[first] = latest[first]
+    begin = before + _running(forced, group)
+    return join(alone, rows | {"begin": np.maximum(begin, 0), "end": np.maximum(begin + wall, 0)})
+
+
+def _running(values: Ints, group: Ints) -> Ints:
+    """The greatest value so far within each group of rows that stand together."""
+    width = int(values.max()) - int(values.min()) + 1
+    base: Ints = np.cumsum(np.diff(group, prepend=group[0]) != 0) * width
+    reach: Ints = np.maximum.accumulate(values + base)
+    return reach - base
 
 
 def _keys(table: pa.Table, hour_ns: int, holder: bool) -> pa.Table:

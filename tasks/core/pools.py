@@ -128,8 +128,13 @@ def _layer_facts(row: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
 
 def layer_name(row: Mapping[str, Any]) -> str:
     """Layer, pass and op, and what else tells rows of one layer apart."""
+    return f"{row['x_Layer']}, {op_name(row)}"
+
+
+def op_name(row: Mapping[str, Any]) -> str:
+    """Pass and op of a layer, and what else tells its rows apart."""
     more = ", ".join((row["x_Phase"] or "", f"batch {row['x_BatchSize']}", row["x_Dtype"] or ""))
-    return f"{row['x_Layer']}, {row['x_Pass']}, {row['x_Op']} ({more})"
+    return f"{row['x_Pass']}, {row['x_Op']} ({more})"
 
 
 def pool_key(row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -154,7 +154,8 @@ def test_the_flow_leaves_a_page_and_a_table(night: Night) -> None:
     rows = json.loads(table)
     assert {r["what"] for r in rows} >= {"job", "category", "hour", "charge", "folded"}
     roots = [r["EffectiveCost"] for r in rows if r["level"] == "0"]
-    assert roots == [str(money.decimal(t.units[1] or 0)) if t.units[1] is not None else "" for t in answer.trees]
+    shown = (*answer.trees, *answer.layers)
+    assert roots == [str(money.decimal(t.units[1] or 0)) if t.units[1] is not None else "" for t in shown]
 
 
 async def _artifacts() -> tuple[str, str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from flows.shell import tell
+from seedance.probe.settings import NAMES
 from tests import nights
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,6 +35,25 @@ def test_the_money_table_is_the_one_that_is_printed(lake: Path, capsys: pytest.C
     shown = README[README.index("Where the money of") : README.index("2026-10-01: revision")].splitlines()
     assert len(shown) > 20
     assert [line for line in shown if line and line not in printed] == []
+
+
+def test_the_run_of_one_s_own_machine_adds_up_as_it_is_shown() -> None:
+    """What `make try` printed once: categories to the estimate, layers to the work. That it still prints so: test_try.py."""
+    section = README[README.index("## Try it on your own machine") : README.index("## Ask it")]
+    table = dict(re.findall(r"│ aws +│ (\w+) +│ +│ +│ ([0-9.]+) │ USD", section))
+    (total,) = re.findall(r"│ +│ addressed +│ +│ +│ ([0-9.]+) │ USD", section)
+    assert sum(map(Decimal, table.values())) == Decimal(total) and {"input_stall", "checkpoint"} < set(table)
+    assert dict(re.findall(r"── category (\w+)  x_EstimatedCost ([0-9.]+)", section)) == table
+    work = re.findall(r"── (?:layer .*|… \d+ more)  x_EstimatedCost ([0-9.]+)", section)
+    assert sum(map(Decimal, work)) == Decimal(table["work"]) and len(work) > 10
+
+
+def test_options_of_the_readme_are_settings_of_the_probe() -> None:
+    words = re.findall(
+        r"--([a-z-]+)", README[README.index("torchrun --standalone") : README.index("samples/try/train.py\n")]
+    )
+    assert len(words) > 5
+    assert {w for w in words if w.replace("-", "_") not in NAMES} == {"standalone", "nproc-per-node"}
 
 
 def test_the_duckdb_lines_give_the_same_money(lake: Path) -> None:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from rich.console import Console
 
@@ -19,7 +20,7 @@ from schemas.billing import CHARGES
 from schemas.ledger import ADDRESSES, JOB_DAILY, LAYERS, RESOURCE_DAILY
 from schemas.usage import JOB_RUNS, LAYER_HOURLY
 from tasks.core import levels
-from tasks.core.explain import Book, explain_charge, explain_job, explain_resource
+from tasks.core.explain import Book, explain_charge, explain_job, explain_resource, layers_of_job
 from tasks.core.ledger import Inputs, settle
 from tasks.core.levels import AMOUNTS, Node, walk
 from tasks.core.named import charge_of, named
@@ -236,6 +237,35 @@ def test_job_over_several_days_and_currencies() -> None:
     day = inputs(bill, seen, work)
     trees = explain_job([book(day)], "A")
     assert [(dict(t.facts)["currency"], t.units[0]) for t in trees] == [("EUR", 2 * 10**12), ("USD", 15 * 10**11)]
+    by_layer = layers_of_job([book(day)], "A")
+    assert [(dict(t.facts)["currency"], t.units[0]) for t in by_layer] == [("EUR", 2 * 10**12), ("USD", 15 * 10**11)]
+
+
+def test_work_of_a_job_by_layer() -> None:
+    """The worked example: A's work over both of its pools, layer by layer, as much as the category work."""
+    (root,) = layers_of_job([example(), replace(example(), day="2026-10-02")], "A")
+    (tree,) = explain_job([example()], "A")
+    assert root.units == levels.total([tree.children[0].units] * 2)
+    assert [(n.name, money(n)[:2]) for n in root.children] == [
+        ("L1", (2 * Decimal("0.2229"), 2 * Decimal("0.4313"))), ("L2", (2 * Decimal("0.0892"), 2 * Decimal("0.1725"))),
+    ]  # fmt: skip
+    assert layers_of_job([example()], "nobody") == []
+
+
+def test_layers_without_money_are_no_layers_of_the_job() -> None:
+    """A pair of rows of one layer, one with its time and one with its FLOPs: only the first has money."""
+    day = example()
+    rows = day.tables[LAYERS.name].filter(pc.equal(day.tables[LAYERS.name]["x_JobId"], "A"))
+    empty = rows.slice(0, 1)
+    for name, value in (("x_Op", "matmul_of_it"), ("BilledCost", Decimal(0)), ("EffectiveCost", Decimal(0))):
+        at = empty.schema.get_field_index(name)
+        empty = empty.set_column(at, name, pa.array([value], empty.schema.field(name).type))
+    more = with_table(day, LAYERS.name, pa.concat_tables([day.tables[LAYERS.name], empty]))
+    (root,), (before,) = layers_of_job([more], "A"), layers_of_job([day], "A")
+    assert root == before
+    wrong = with_table(day, LAYERS.name, off_by_one(rows, 0, "EffectiveCost"))
+    with pytest.raises(LawError, match="work of job A by layer: EffectiveCost is"):
+        layers_of_job([wrong], "A")
 
 
 def test_resource_is_a_resource_a_machine_or_a_device() -> None:

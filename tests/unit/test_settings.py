@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from seedance.probe import settings as probe
 from tasks.errors import SettingsError
-from tasks.settings import BillSource, Settings, load
+from tasks.settings import OTHER_VARIABLES, BillSource, Settings, load
 
 FILE = """
 lake = "lake"
@@ -103,6 +104,18 @@ def _refused(path: str | None = None, **overrides: object) -> SettingsError:
     with pytest.raises(SettingsError) as caught:
         load(path, **overrides)
     return caught.value
+
+
+def test_settings_of_the_probe_are_none_of_the_pipeline_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shell that trains under the probe can run the night, and no name means two things."""
+    monkeypatch.chdir(tmp_path)
+    names = {*probe.NAMES, *(short.lower() for short in probe.ALIASES)}
+    for name in names:
+        monkeypatch.setenv(f"SEEDANCE_{name.upper()}", "7")
+    assert load() == Settings()
+    assert not names & set(Settings.model_fields)
+    pipeline = {f"SEEDANCE_{name.upper()}" for name in Settings.model_fields} | set(OTHER_VARIABLES)
+    assert pipeline == probe.OTHER_VARIABLES
 
 
 def test_unknown_key_in_the_file(file: Path) -> None:
