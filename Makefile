@@ -23,7 +23,8 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONPATH
 
 .DEFAULT_GOAL := help
-.PHONY: help install dev nightly explain tier ui emulators check test unit integration browser soak bench lock clean
+.NOTPARALLEL:
+.PHONY: help install dev nightly try explain tier ui emulators check test unit integration browser soak bench lock clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -34,22 +35,36 @@ $(UV):
 .venv/pyvenv.cfg: | $(UV)
 	$(UV) venv --quiet --allow-existing --python $(PYTHON) .venv
 
-# One stamp a set: `dev` contains `run`, so nothing is taken away again by the next `make nightly`.
+# One stamp a set: `dev` contains `run`, so nothing is taken away again by the next `make nightly`. A sync takes away what its
+# file does not name, torch and its kin among it: their stamp goes first, and what needs them installs them again.
 .venv/.run: requirements/run.txt .venv/pyvenv.cfg
+	@rm -f .venv/.torch
 	@test -e .venv/.dev || $(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/run.txt
 	@test ! -e .venv/.dev || $(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
 	@touch $@
 
 .venv/.dev: requirements/dev.txt .venv/pyvenv.cfg
+	@rm -f .venv/.torch
 	@$(UV) pip sync --quiet --python $(BIN)/python --require-hashes requirements/dev.txt
 	@touch .venv/.run $@
 
+# pip and not uv, for pip also looks where it is set up to (a folder of wheels with torch for CPUs, say). All that dev.txt pins
+# is given to it as constraints: nothing there can move.
+.venv/.torch: requirements/torch.txt .venv/.dev
+	@sed -n 's/^\([A-Za-z0-9._-]*\)\(\[[^]]*\]\)\{0,1\}\(==[^\\]*\) \\$$/\1\3/p' requirements/dev.txt > .venv/constraints.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
+	  --constraint .venv/constraints.txt --requirement requirements/torch.txt
+	@touch $@
+
 install: .venv/.run ## environment that runs the pipeline
 
-dev: .venv/.dev ## the same, with what checks and tests need
+dev: .venv/.torch ## the same, with what checks and tests need
 
 nightly: .venv/.run ## one nightly run (DAY=… SETTINGS=…), without a server of its own
 	@$(BIN)/python -m flows.nightly --settings $(SETTINGS) --day $(DAY)
+
+try: .venv/.torch ## a small training run on this machine under the probe, and where its money went (a minute)
+	@$(BIN)/python samples/try
 
 explain: .venv/.run ## where the money of a charge went, or what a job paid for (CHARGE=…, JOB=… or RESOURCE=…)
 	@$(BIN)/python -m flows.explain --settings $(SETTINGS) --day $(DAY) $(if $(CHARGE),--charge '$(CHARGE)') \
@@ -64,28 +79,28 @@ ui: .venv/.run ## Prefect server, worker and deployments on 127.0.0.1 (PORT=…)
 emulators: ## the Azure Blob emulator that tests start (npm)
 	npm ci --silent --no-audit --no-fund --prefix tests/emulators
 
-check: .venv/.dev ## lint, format, types, data dictionary
+check: .venv/.torch ## lint, format, types, data dictionary
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m schemas.dictionary --check
 
-test: .venv/.dev ## every test but the soak
+test: .venv/.torch ## every test but the soak
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not soak"
 
-unit: .venv/.dev ## the quick tests
+unit: .venv/.torch ## the quick tests
 	$(BIN)/python -m pytest -q tests/unit
 
-integration: .venv/.dev ## flows, storage, wheel
+integration: .venv/.torch ## flows, storage, wheel
 	$(BIN)/python -m pytest -q -m "not soak" tests/integration
 
 browser: .venv/.dev ## the Prefect UI and the page in headless Chromium
 	$(BIN)/python -m pytest -q -m "not soak" tests/browser
 
-soak: .venv/.dev ## random seeds, every kill point
+soak: .venv/.torch ## random seeds, every kill point
 	$(BIN)/python -m pytest -m soak --timeout 7200
 
-bench: .venv/.dev ## one table of measurements (ONLY=name for a part)
+bench: .venv/.torch ## one table of measurements (ONLY=name for a part)
 	@$(BIN)/python -m tests.bench $(if $(ONLY),--only $(ONLY))
 
 lock: $(UV) ## compile the requirement files from pyproject.toml

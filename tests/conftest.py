@@ -23,6 +23,11 @@ os.environ.setdefault("PREFECT_SERVER_ANALYTICS_ENABLED", "false")
 os.environ.setdefault("PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS", "120")
 os.environ.setdefault("PREFECT_HOME", str(ROOT / ".prefect"))
 
+# Two workers share two cores, and torch's pool of threads would fight for them; also read once. Models are made, never fetched.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 NO_SKIP = (
     "skipped under CI=true: only a missing GPU may skip a test there (mark it gpu, or bring what it needs). Reason: "
 )

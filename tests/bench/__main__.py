@@ -9,12 +9,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import pkgutil
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
 LATEST = FOLDER / "latest.json"
+os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler tells each start and stop; read when torch is loaded
 COLUMNS = ("name", "value", "unit", "peer", "peer_value", "ratio", "rows", "peak_mb", "runs")
 
 
