@@ -112,9 +112,12 @@ def _add_count(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def _natural(text: str) -> int:
-    value = int(text.replace(",", "").replace("_", ""))
+    try:
+        value = int(text.replace(",", "").replace("_", ""))
+    except ValueError:
+        value = 0
     if value < 1:
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
     return value
 
 

@@ -6,6 +6,7 @@ where the process has initialised it. What cannot be known is left out.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import socket
@@ -30,7 +31,7 @@ def host(environ: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]
 
     Args:
         environ: the process's variables.
-        known: what was set by hand: it decides what follows from it (the node names the spool).
+        known: what was set by hand: it decides what follows from it (node and drop name the spool).
 
     Returns:
         Values by name of the setting; without those that are unknown.
@@ -45,7 +46,7 @@ def host(environ: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, Any]
         "device_uuid": device_uuid(environ=environ),
         "gpu_model": gpu_model(),
         **machine(),
-        "spool": default_spool(environ, node),
+        "spool": default_spool(environ, node, known.get("drop")),
         "name": script_name(),
     }
     found["config_id"] = known.get("name", found["name"])
@@ -245,10 +246,12 @@ def _line(file: Path) -> str:
         return ""
 
 
-def default_spool(environ: Mapping[str, str], node: str) -> Path:
-    """Where rows go when nobody says: the user's state folder, else the temporary one; below it a folder a host,
-    because a home may be shared by many.
+def default_spool(environ: Mapping[str, str], node: str, drop: object = None) -> Path:
+    """Where rows go when nobody says: the user's state folder, else the temporary one; below it a folder a host, because a
+    home may be shared by many, and a place that shards go to, because whoever uploads next takes all that is there.
     """
+    if drop is not None:
+        node += "-" + hashlib.sha256(str(drop).encode(errors="replace")).hexdigest()[:8]
     state = environ.get("XDG_STATE_HOME") or (f"{environ['HOME']}/.local/state" if environ.get("HOME") else "")
     if state and Path(state).is_absolute():
         there = next(p for p in (Path(state), *Path(state).parents) if p.exists())

@@ -134,6 +134,8 @@ class Timeline:
         """The latest one that was found to be the models'."""
         self.phases: list[str] = []
         """Phases that the user named, innermost last."""
+        self._regions: list[tuple[int, str]] = []
+        """Other parts that the user named and that go on: thread and name, innermost last."""
 
     def identify(self, job_id: str, attempt: int) -> None:
         """Whose units these are, known late."""
@@ -190,6 +192,9 @@ class Timeline:
             return
         if unit.trace is not None:
             unit.trace.start()
+            for thread, name in self._regions:
+                if thread == get_ident():
+                    unit.trace.begin_region(name)
             if self._steps and is_in_step():  # the optimizer calls the model
                 for _ in range(self._steps):
                     unit.trace.begin_step()
@@ -381,12 +386,17 @@ class Timeline:
                 setattr(self._unit, name, count)
 
     def begin_region(self, name: str) -> None:
-        """A part that the user names begins."""
+        """A part that the user names begins; units that begin inside belong to it."""
+        self._regions.append((get_ident(), name))
         if self._unit is not None and self._unit.trace is not None:
             self._unit.trace.begin_region(name)
 
     def end_region(self, name: str) -> None:
         """The part ends."""
+        for at in reversed(range(len(self._regions))):
+            if self._regions[at] == (get_ident(), name):
+                del self._regions[at]
+                break
         if self._unit is not None and self._unit.trace is not None:
             self._unit.trace.end_region(name)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 
 import duckdb
 import pytest
+import torch
 
+import seedance
 from flows.shell import tell
 from seedance.probe.settings import NAMES
 from tests import nights
@@ -76,8 +79,18 @@ def test_the_lines_down_to_the_device_find_idle_money(lake: Path) -> None:
 
 def test_the_pandas_lines_run(lake: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(lake)
-    exec(compile(code("python"), "README.md", "exec"), {})
+    exec(compile(code("python", 1), "README.md", "exec"), {})
     assert "commitment_purchase" in capsys.readouterr().out
+
+
+def test_the_lines_that_attach_the_probe_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    text = code("python").replace("s3://telemetry/shards", str(tmp_path / "shards"))
+    batch = SimpleNamespace(x=torch.randn(4, 8), y=torch.zeros(4, dtype=torch.long))
+    known = {"seedance": seedance, "model": torch.nn.Linear(8, 3), "loader": [batch] * 3}
+    exec(compile(text, "README.md", "exec"), known | {"cross_entropy": torch.nn.functional.cross_entropy})
+    spooled = "".join(path.read_text() for path in (tmp_path / "state").rglob("*.jsonl"))
+    assert '"statement":"result"' in spooled and '"quality_metric":"accuracy"' in spooled
 
 
 def test_every_make_target_of_the_readme_exists() -> None:

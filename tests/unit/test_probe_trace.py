@@ -422,3 +422,21 @@ def test_a_step_is_the_optimizers_once_the_model_is_done_in_it() -> None:
 def test_calls_that_were_left_without_a_word_end_with_what_they_are_part_of() -> None:
     marks = [(0, FWD_IN, 0), (1, FWD_IN, 1), (5, FWD_OUT, 0), (6, FWD_OUT, 1)]
     assert of(trace_of(["m|fwd", "a|fwd"], marks, [-1, 0]), 0, 8) == {"m|fwd": 1, "a|fwd": 4, None: 3}
+
+
+def test_a_region_around_the_model_is_a_layer_of_what_the_model_leaves(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with probing(model, tmp_path):
+        for _ in range(3):
+            with seedance.region("loss"):
+                loss = model(torch.randn(2, 4)).square().mean()
+                time.sleep(0.02)
+            time.sleep(0.01)
+            loss.backward()
+            optimizer.step()
+    made = rows(tmp_path, "op_windows")
+    inside = sum(row["exclusive_ns"] for row in made if row["layer"] == "(loss)")
+    outside = sum(row["exclusive_ns"] for row in made if row["layer"] == "(none)")
+    assert inside >= 2 * 20_000_000 and outside >= 2 * 10_000_000
+    assert any(row["layer"] == "0" and row["pass"] == "fwd" and row["exclusive_ns"] for row in made)
