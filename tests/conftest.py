@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Generator, Iterator
 from functools import cache
 from pathlib import Path
@@ -98,3 +99,11 @@ def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     report.outcome = "failed"
     report.longrepr = NO_SKIP + reason
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_compiled(request: pytest.FixtureRequest) -> None:
+    """Tests of the probe begin as in a process of their own: where anything was compiled, no unit is sampled."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is not None and request.path.name.startswith("test_probe"):
+        dynamo.reset()

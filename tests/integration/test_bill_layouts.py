@@ -116,7 +116,7 @@ def test_of_two_runs_of_one_time_one_counts_and_the_other_says_so(lake: Lake, dr
     (other,) = (e for e in entries if not e["message"])
     assert re.search(f"found {other['name']} of the same time.*Run the export again", told["message"])
     assert [one.delivery for one in bill.snapshots_in_force(lake, settings(drop))] == [other["delivery"]]
-    run = SimpleNamespace(has_bills=True, older=[], stale=[], told=[], deliveries=entries)
+    run = SimpleNamespace(has_bills=True, older=[], stale=[], told=[], without_money={}, deliveries=entries)
     assert notes(run) == [told["message"]]
     azure_run(drop, [azure(BilledCost="1")], run="c", submitted=NIGHT_2)
     assert [e["message"] for e in bill.ingest(lake, settings(drop))] == [None] * 3

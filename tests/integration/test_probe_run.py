@@ -136,6 +136,8 @@ def test_an_interrupt_from_the_keyboard(runs: Runs) -> None:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell that starts the tests in the background has them ignore it.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509 - no threads here
         )
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

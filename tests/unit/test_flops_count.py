@@ -348,7 +348,7 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
     with pytest.raises(SystemExit) as caught:
         main(["count", "x.json", "--seq", "0"])
     assert caught.value.code == 2
-    assert "invalid" in capsys.readouterr().err
+    assert "expected a whole number of 1 or more, found '0'" in capsys.readouterr().err
 
 
 def test_amounts_for_people() -> None:
