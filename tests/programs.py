@@ -34,6 +34,8 @@ class Runs:
 
     def __init__(self, python: Path, folder: Path) -> None:
         self.python, self.folder, self.spool = python, folder / "program", folder / "spool"
+        self.always: dict[str, str] = {}
+        """Variables of every run."""
         self.folder.mkdir()
 
     def write(self, name: str, text: str) -> Path:
@@ -61,7 +63,7 @@ class Runs:
     def environ(self, variables: Mapping[str, str]) -> dict[str, str]:
         """This process's variables without what leads Python elsewhere."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV", "SEEDANCE_"))}
-        return {**kept, "OMP_NUM_THREADS": "1", "SEEDANCE_SPOOL": str(self.spool), **variables}
+        return {**kept, "OMP_NUM_THREADS": "1", "SEEDANCE_SPOOL": str(self.spool), **self.always, **variables}
 
     def same(self, *words: str, status: int = 0, **variables: str) -> str:
         """Output of a program that is the same with `-m seedance.run` and without; and what Python alone says of it."""

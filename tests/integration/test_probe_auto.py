@@ -18,7 +18,12 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def runs(python: Path, tmp_path: Path) -> Runs:
-    return Runs(python, tmp_path)
+    """Programs of which no unit is sampled: which are is decided by the job's name, new each time, and a sampled unit that is
+    the last one keeps torch's hooks until the end, where these programs look for what the search for models leaves.
+    """
+    made = Runs(python, tmp_path)
+    made.always["SEEDANCE_MAX_SAMPLE_PPM"] = "0"
+    return made
 
 
 TRAIN = """
