@@ -400,3 +400,16 @@ def test_cuda_that_the_process_has_not_begun_to_use_is_left_alone(monkeypatch: p
     monkeypatch.setattr(_Cuda, "initialized", False)
     assert identity.device_uuid(environ={}).startswith("cpu:")
     assert identity.gpu_model() is None
+
+
+def test_runs_that_upload_to_other_places_have_other_spools(tmp_path: Path) -> None:
+    """Whoever uploads takes all that is in the spool: rows of another run would go to the wrong place."""
+    environ = {"XDG_STATE_HOME": str(tmp_path), "SEEDANCE_NODE": "n"}
+
+    def spool(**given: object) -> Path:
+        return from_environment(environ=environ, **given).spool
+
+    assert spool() == tmp_path / "seedance" / "spool" / "n"
+    assert spool(drop="s3://a/b") == spool(drop="s3://a/b")
+    assert len({spool(), spool(drop="s3://a/b"), spool(drop="s3://a/c")}) == 3
+    assert spool(drop="s3://a/b", spool=tmp_path / "mine") == tmp_path / "mine"
