@@ -203,6 +203,12 @@ def test_what_is_below_zero_stands_in_its_own_table(opened: tuple[Page, Heard]) 
     assert shown.locator("#negatives img").count() == 0
 
 
+def test_a_long_name_leaves_the_amounts_in_sight(opened: tuple[Page, Heard]) -> None:
+    shown, _ = opened
+    shown.locator("#negatives td").first.evaluate("cell => { cell.textContent = '/subscriptions/' + 'x'.repeat(600) }")
+    assert shown.evaluate("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
 def test_the_same_day_gives_the_same_bytes() -> None:
     def once() -> bytes:
         roots = cost_tree(table(ADDRESSES, ROWS[::-1]), table(LAYERS, LAYER_ROWS[::-1]))
