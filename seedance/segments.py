@@ -16,7 +16,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from seedance.probe.spool import FORMAT, HOUR_NS, SEGMENT, clean_node, clean_text, hour_of, hour_text
+from seedance.durations import HOUR_NS
+from seedance.probe.spool import FORMAT, SEGMENT, clean_node, clean_text, hour_of, hour_text
 from seedance.schema import DEVICE_SAMPLES, INSTANT, LABELS, PROCESS_SAMPLES, TELEMETRY, Column, Table
 
 CHUNK_ROWS = 4096

@@ -29,12 +29,12 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from seedance.durations import HOUR_NS
 from seedance.errors import Exists, SeedanceError, StoreError
 from seedance.probe.spool import (
     BATCHES,
     CLOSED,
     GRACE_NS,
-    HOUR_NS,
     LIMIT_BYTES,
     NEW,
     OPEN,

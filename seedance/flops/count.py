@@ -288,6 +288,7 @@ class _Model:
         import torch
 
         from seedance.flops.counter import FlopCounter
+        from seedance.flops.fake import floating
 
         self.module.train(training)
         with (
@@ -297,7 +298,7 @@ class _Model:
         ):
             out = self.module(**inputs)
             if training:
-                roots = [one for one in _tensors(out) if one.requires_grad]
+                roots = [one for one in floating(out) if one.requires_grad]
                 torch.autograd.backward(roots, [torch.ones_like(one) for one in roots])
         for parameter in self.module.parameters():
             parameter.grad = None
@@ -384,6 +385,8 @@ class _Model:
         import torch
         from transformers import DynamicCache
 
+        from seedance.flops.fake import floating
+
         if not tokens:
             return None
         cache = DynamicCache(config=self.config)
@@ -392,7 +395,7 @@ class _Model:
         with self.refused("has a cache of its own kind"), torch.no_grad():
             self.module(**self._ids(tokens) | {name: cache, "use_cache": True})
         # Keys and values grow with the tokens; states of recurrent layers, several in one, have one size.
-        self.cached[tokens] = sum(held.nbytes for layer in cache.layers for held in _tensors(vars(layer)))
+        self.cached[tokens] = sum(held.nbytes for layer in cache.layers for held in floating(vars(layer)))
         return cache
 
     def _cache_bytes(self, tokens: int) -> int:
@@ -439,20 +442,6 @@ def _work(name: str, profile: Profile, tokens: int, moved: int) -> Work:
         weight_bytes=moved,
         operator_bytes=sum(op.bytes_ideal for op in profile.ops),
     )
-
-
-def _tensors(out: Any) -> Iterator[Any]:
-    import torch
-
-    if isinstance(out, torch.Tensor):
-        if out.is_floating_point():
-            yield out
-    elif isinstance(out, Mapping):
-        for one in out.values():
-            yield from _tensors(one)
-    elif isinstance(out, list | tuple):
-        for one in out:
-            yield from _tensors(one)
 
 
 @contextmanager

@@ -84,22 +84,23 @@ def count_copy(
 
 def _backward(out: Any) -> None:
     loss = out.get("loss") if isinstance(out, Mapping) else getattr(out, "loss", None)
-    roots = [loss] if isinstance(loss, torch.Tensor) else list(_floating(out))
+    roots = [loss] if isinstance(loss, torch.Tensor) else list(floating(out))
     roots = [one for one in roots if one.requires_grad]
     if roots:
         torch.autograd.backward(roots, [torch.ones_like(one) for one in roots])
 
 
-def _floating(out: Any) -> Iterator[torch.Tensor]:
+def floating(out: Any) -> Iterator[torch.Tensor]:
+    """Tensors of an output that gradients can come to, however it is nested."""
     if isinstance(out, torch.Tensor):
         if out.is_floating_point() or out.is_complex():
             yield out
     elif isinstance(out, Mapping):
         for one in out.values():
-            yield from _floating(one)
+            yield from floating(one)
     elif isinstance(out, list | tuple):
         for one in out:
-            yield from _floating(one)
+            yield from floating(one)
 
 
 @contextmanager

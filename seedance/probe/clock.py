@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterable
 from time import perf_counter_ns
 from typing import Any, Protocol
 
+from seedance.durations import SECOND_NS
+
 Mark = Any
 """What a clock gives for an instant; opaque to everybody else."""
-SECOND_NS = 1_000_000_000
 JUMP_NS = SECOND_NS
 """How far the wall clock may run ahead of ours before we follow it."""
 MOST_EVENTS = 65_536

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from seedance.durations import SECOND_NS
+
 PROC = Path("/proc")
 FIRMWARE = Path("/sys/class/dmi/id")
-SECOND_NS = 1_000_000_000
 _CLOUDS = {"amazon ec2": "aws", "microsoft corporation": "azure", "google": "gcp"}
 """Maker of the machine by its firmware, and the cloud."""
 _AZURE_TAG = "7783-7084-3265-9085-8269-3286-77"

@@ -14,10 +14,11 @@ from decimal import ROUND_HALF_EVEN, Context, Decimal
 from fractions import Fraction
 
 from seedance import catalogue
+from seedance.durations import HOUR_NS, SECOND_NS
 from seedance.flops.profile import Profile
 from seedance.flops.roofline import Hardware, UnknownGpu, find_gpu, utilisation_ppm
 from seedance.probe import identity
-from seedance.probe.settings import HOUR_NS, SECOND_NS, ProbeSettings
+from seedance.probe.settings import ProbeSettings
 from seedance.probe.unit import Unit
 
 LOGGER = logging.getLogger("seedance.probe")

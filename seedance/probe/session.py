@@ -24,6 +24,7 @@ from typing import Any
 
 from torch import nn
 
+from seedance.durations import HOUR_NS
 from seedance.probe.clock import Clock, Utc, clock_of
 from seedance.probe.counting import Counting
 from seedance.probe.hooks import HookManager
@@ -49,7 +50,6 @@ OPAQUE = object()
 GRAPH = "graph"
 """Region of a recorded graph's replay: layer (graph)."""
 BEAT_NS = 60_000_000_000
-HOUR_NS = 3_600_000_000_000
 MOST_RANKS = 64
 """Ranks that all write op rows; of larger jobs those of eight replicas do."""
 OP_REPLICAS = 8

@@ -17,13 +17,12 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from seedance.durations import HOUR_NS, SECOND_NS
 from seedance.errors import SeedanceError
 from seedance.probe import identity
 
 PREFIX = "SEEDANCE_"
 LOGGER = logging.getLogger("seedance.probe")
-SECOND_NS = 1_000_000_000
-HOUR_NS = 3600 * SECOND_NS
 KINDS = ("train", "serve")
 UNKNOWN = "unknown"
 """What a statement about a job says where nobody said anything: the contract has no null there."""

@@ -16,6 +16,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
+from seedance.durations import HOUR_NS
 from seedance.flops.names import GRAD_SYNC, MODEL, OPTIMIZER
 from seedance.flops.profile import Profile
 from seedance.probe.clock import Clock, Mark, Utc
@@ -25,7 +26,6 @@ from seedance.probe.spans import NONE, Interval, OpKey, Share, none_key, split_g
 from seedance.probe.trace import Place, Time, Trace
 from seedance.probe.unit import Memory, Unit
 
-HOUR_NS = 3_600_000_000_000
 MOST_PENDING = 64
 """Units whose marks the device has not passed yet; beyond, the oldest is dropped."""
 LAG = 2

@@ -32,12 +32,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from seedance.durations import HOUR_NS
+
 OPEN, CLOSED, WRITERS, BATCHES, REFUSED = "open", "closed", "writers", "batches", "refused"
 NEW = ".new-"
 """Begins the name of what is not whole yet."""
 FORMAT = 1
 """Version of the lines; stands in each header."""
-HOUR_NS = 3_600_000_000_000
 LATE_NS = 360_000_000_000
 """How long after its end an hour stays open: windows of 300 s are written after they end."""
 GRACE_NS = 600_000_000_000

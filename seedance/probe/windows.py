@@ -16,6 +16,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from seedance.durations import HOUR_NS, SECOND_NS
 from seedance.probe.spans import unite
 from seedance.probe.tally import MOST, OpSums, Row, StepSums
 from seedance.probe.unit import Memory, Unit, WindowError
@@ -26,8 +27,6 @@ STEP_TABLE = "raw_telemetry__step_windows"
 OP_TABLE = "raw_telemetry__op_windows"
 PHASES = ("train", "prefill", "decode", "mixed", "eval")
 METHODS = ("events", "kineto", "graph", "formula", "host")
-SECOND_NS = 1_000_000_000
-HOUR_NS = 3600 * SECOND_NS
 STEP_WINDOW_NS = 10 * SECOND_NS
 OP_WINDOW_NS = 300 * SECOND_NS
 MOST_SAMPLED_NS = 24 * HOUR_NS
