@@ -18,8 +18,6 @@ MOST_PPM = 20_000
 """One unit in fifty."""
 BUDGET_PPM = 5_000
 """Half a percent of the run: what sampling may cost, and what the probe's own host time may be."""
-SHORT_NS = 5_000_000
-"""Units shorter than this are marked several at a time."""
 REMEMBERED = 31
 """Latest figures that a median is taken over."""
 
@@ -72,12 +70,6 @@ class Rate:
     def cost_ns(self) -> int | None:
         """Median of what the latest samples added to their units, else the first guess, ns; None when neither is known."""
         return median_low(self._costs) if self._costs else self._guess
-
-    @property
-    def every(self) -> int:
-        """Units to mark at a time: 1 from 5 ms a unit, below that as many as last 5 ms."""
-        unit = self.unit_ns
-        return 1 if unit is None or unit >= SHORT_NS else -(-SHORT_NS // max(unit, 1))
 
     def unit(self, unit_ns: int) -> None:
         """Note the time of a unit that was not sampled, ns; of several marked together, of one."""

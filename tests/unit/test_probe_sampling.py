@@ -116,11 +116,3 @@ def test_all_units_can_be_sampled() -> None:
     rate.unit(100 * MS)
     rate.sample(1 * MS)
     assert rate.p_ppm == 1_000_000
-
-
-@pytest.mark.parametrize(("unit_ns", "every"), [(5 * MS, 1), (50 * MS, 1), (5 * MS - 1, 2), (MS, 5), (3, 1_666_667)])
-def test_short_units_are_marked_together(unit_ns: int, every: int) -> None:
-    rate = Rate()
-    assert rate.every == 1
-    rate.unit(unit_ns)
-    assert rate.every == every

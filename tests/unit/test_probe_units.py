@@ -42,6 +42,7 @@ class Device:
     lag_ns: int = 0
     made: list[Event] = field(default_factory=list)
     asked_early: int = 0
+    queries: int = 0
 
     def event(self) -> Event:
         self.made.append(Event(self))
@@ -60,6 +61,7 @@ class Event:
 
     def query(self) -> bool:
         assert self.at is not None
+        self.device.queries += 1
         return time.perf_counter_ns() >= self.at
 
     def elapsed_time(self, end_event: Event) -> float:
@@ -163,6 +165,20 @@ def test_units_on_a_device_are_handed_on_later_and_nobody_waits(
         "head",
         "(optimizer)",
     }
+
+
+def test_a_unit_is_asked_about_when_two_later_ones_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    monkeypatch.setattr("seedance.probe.session.clock_of", lambda _: DeviceClock(device.event))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    asked = []
+    with probing(model, tmp_path, max_sample_ppm=0):
+        for _ in range(5):
+            step(model, optimizer, X)  # its end is taken note of when the next one begins
+            asked.append(device.queries > 0)
+    assert asked == [False, False, False, True, True]
 
 
 def test_a_device_that_never_answers_costs_units_and_not_memory(
