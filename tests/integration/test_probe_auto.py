@@ -275,6 +275,7 @@ def test_our_own_failure_is_told_and_changes_nothing(runs: Runs) -> None:
     assert done.stderr.count("\n") == 1
 
 
+# The barrier: where gloo still holds the last gradients, torch 2.13 may abort when Python ends; without a probe too.
 RANKS = """
     import os
     import sys
@@ -292,6 +293,7 @@ RANKS = """
         model(torch.randn(4, 8)).square().sum().backward()
         optimizer.step()
     total = sum(p.double().sum() for p in model.parameters()).item()
+    dist.barrier()
     dist.destroy_process_group()
     print(f"{total!r} {sys.argv} {__name__} {'SEEDANCE_DIAGNOSTIC' in os.environ}\\n", end="", flush=True)
 """
@@ -340,6 +342,7 @@ def test_ranks_that_torch_spawns(runs: Runs) -> None:
                 optimizer.zero_grad()
                 model(torch.ones(4, 8)).square().sum().backward()
                 optimizer.step()
+            dist.barrier()
             dist.destroy_process_group()
         if __name__ == "__main__":
             import socket
