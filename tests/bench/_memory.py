@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.bench._training import usual_training
+from tests.bench._training import USUAL, Training
 
 STEPS = 40
 
@@ -21,7 +21,7 @@ def held() -> int:
 
 def main(probed: bool) -> None:
     """Steps without the probe, then as many with it, or without for comparison."""
-    training = usual_training()
+    training = Training(**USUAL)
     for _ in range(STEPS):
         training.step()
     before = held()

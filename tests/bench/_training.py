@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -80,11 +81,15 @@ class Training:
         self.optimizer.zero_grad()
 
 
-def usual_training() -> Training:
-    """A step of 50 to 80 ms on one core: small, with as many operators a step as a model of its depth has anywhere."""
-    return Training(blocks=6, width=192, heads=6, vocabulary=1_024, batch=2, length=128)
-
-
-def launch_bound_training() -> Training:
-    """A step of a few ms that is nearly all overhead of operators, without a fused kernel: torch's counter knows it all."""
-    return Training(blocks=4, width=64, heads=4, vocabulary=64, batch=2, length=16, is_fused=False)
+USUAL: dict[str, Any] = {"blocks": 6, "width": 192, "heads": 6, "vocabulary": 1_024, "batch": 2, "length": 128}
+"""A step of 50 to 80 ms on one core: small, with as many operators a step as a model of its depth has anywhere."""
+LAUNCH_BOUND: dict[str, Any] = {
+    "blocks": 4,
+    "width": 64,
+    "heads": 4,
+    "vocabulary": 64,
+    "batch": 2,
+    "length": 16,
+    "is_fused": False,
+}
+"""A step of a few ms that is nearly all overhead of operators, without a fused kernel: torch's counter knows it all."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from seedance.flops.counter import FlopCounter
-from tests.bench._training import Training, launch_bound_training, usual_training
+from tests.bench._training import LAUNCH_BOUND, USUAL, Training
 from tests.bench._turns import turns
 
 ROUNDS = 40
@@ -37,7 +37,7 @@ class _Operators(TorchDispatchMode):
 
 def run() -> list[dict[str, Any]]:
     """Rows of the benchmark."""
-    return [*_rows("operator", launch_bound_training()), *_rows("step", usual_training())]
+    return [*_rows("operator", Training(**LAUNCH_BOUND)), *_rows("step", Training(**USUAL))]
 
 
 def _rows(name: str, training: Training) -> list[dict[str, Any]]:

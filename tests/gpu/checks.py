@@ -31,6 +31,7 @@ from seedance.flops import formulas
 from seedance.flops.counter import FlopCounter
 from seedance.probe.probe import attach
 from tests.bench import probe as bench
+from tests.bench._pairs import measure
 from tests.bench._training import Training
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -311,9 +312,12 @@ def overhead(device: str, folder: Path) -> dict[str, Any]:
         "launches": {"blocks": 6, "width": 192, "heads": 6, "vocabulary": 1_024, "batch": 2, "length": 128},
     }
     for name, size in sizes.items() if device == "cuda" else [("launches", sizes["launches"])]:
-        training = Training(**size, device=device)
+        groups = 12 if device == "cuda" else 2
         with tempfile.TemporaryDirectory() as spool:
-            measured = bench.measure(training, Path(spool), rounds=24 if device == "cuda" else 4, steps=20)
+            told = {**size, "device": device}
+            measured = measure(
+                told, bench.KINDS, Path(spool), groups=groups, rounds=bench.ROUNDS, rare=tuple(bench.PEERS)
+            )
         rows += bench.overhead_rows(measured, f"gpu.{name}")
     (folder / "overhead.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return {f"{row['name']} | {row['peer']}": [row["value"], row["peer_value"]] for row in rows}

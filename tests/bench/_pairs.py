@@ -1,0 +1,121 @@
+"""Processes that train side by side and step in turns: what one kind of step costs over another.
+
+Each kind has a process of its own, as a training has; they take turns in blocks of a few steps, in an order drawn anew each time,
+on one core, so that whatever slows the machine slows them alike. What remains is where a process's memory happens to lie, which
+moves a training by a per cent from one start to the next and no turns within the process even out. So a group of processes gives
+one figure, and the interval is taken over groups of fresh ones.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.bench._turns import bounds, resampled, trimmed_mean, turns
+from tests.bench._worker import Block, Job, Told
+
+STEPS = 5
+"""Steps of a block."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that took turns: the blocks of each kind, in the order of the turns, and what each told at its end."""
+
+    blocks: dict[str, list[Block]]
+    told: dict[str, Told]
+
+    def step_s(self, kind: str, how: str = "wall") -> float:
+        """Seconds of a step, by wall or by CPU, of all that happened in the blocks."""
+        blocks = self.blocks[kind]
+        spent = sum(block.cpu if how == "cpu" else sum(block.wall) for block in blocks)
+        return spent / sum(len(block.wall) for block in blocks)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Groups of processes."""
+
+    groups: list[Group]
+
+    def ratios(self, kind: str, how: str = "wall") -> list[float]:
+        """A kind's step over the bare one, for each group that has it."""
+        return [group.step_s(kind, how) / group.step_s("bare", how) for group in self.groups if kind in group.blocks]
+
+    def percent(self, kind: str, how: str = "wall") -> tuple[float, float, float]:
+        """What a kind costs over the bare steps, and both ends of its 95 % interval, in per cent."""
+        ratios = self.ratios(kind, how)
+        low, high = bounds(resampled(ratios))
+        return (trimmed_mean(ratios) - 1) * 100, (low - 1) * 100, (high - 1) * 100
+
+    def bare_s(self, how: str = "wall") -> float:
+        """Seconds of a bare step."""
+        return statistics.median(group.step_s("bare", how) for group in self.groups)
+
+    def samples_s(self, kind: str) -> list[float]:
+        """Seconds that each sampled step took more than the others of its block.
+
+        The next step is counted with it, since it is there that a sample is worked out. Those at a block's end are left out.
+        """
+        found = []
+        for block in itertools.chain.from_iterable(group.blocks[kind] for group in self.groups):
+            others = [s for n, s in enumerate(block.wall) if n not in block.sampled and n - 1 not in block.sampled]
+            for n in block.sampled:
+                if n + 1 < len(block.wall) and n + 1 not in block.sampled and others:
+                    found.append(block.wall[n] + block.wall[n + 1] - 2 * statistics.median(others))
+        return found
+
+
+def measure(
+    size: dict[str, Any], kinds: Sequence[str], folder: Path, *, groups: int, rounds: int, rare: Sequence[str] = ()
+) -> Measured:
+    """Groups one after the other; `rare` kinds take part in every fifth, since their cost is large and soon known."""
+    found = []
+    for number in range(groups):
+        here = [*kinds, *(rare if number % 5 == 0 else ())]
+        found.append(_group(size, here, folder / str(number), rounds, number))
+        if sys.stderr.isatty():
+            print(f"\r{number + 1} of {groups} groups of processes", end="", file=sys.stderr, flush=True)
+    return Measured(found)
+
+
+def _group(size: dict[str, Any], kinds: Sequence[str], folder: Path, rounds: int, number: int) -> Group:
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [None]
+    blocks: dict[str, list[Block]] = {kind: [] for kind in kinds}
+    with ExitStack() as stack:
+        workers = {}
+        for kind in turns(kinds, 1, seed=number)[0]:
+            (folder / kind).mkdir(parents=True)
+            told = json.dumps(asdict(Job(kind, size, str(folder / kind), cores[number % len(cores)])))
+            command = [sys.executable, "-m", "tests.bench._worker", told]
+            worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            workers[kind] = stack.enter_context(worker)
+        for kind, worker in workers.items():
+            assert _line(worker) == "ready\n", kind
+        for order in turns(kinds, rounds, seed=number):
+            for kind in order:
+                workers[kind].stdin.write(f"{STEPS}\n")
+                workers[kind].stdin.flush()
+                blocks[kind].append(Block(**json.loads(_line(workers[kind]))))
+        ended = {}
+        for kind, worker in workers.items():
+            worker.stdin.close()
+            ended[kind] = Told(**json.loads(_line(worker)))
+    assert all(worker.returncode == 0 for worker in workers.values())
+    return Group(blocks, ended)
+
+
+def _line(worker: subprocess.Popen[str]) -> str:
+    line = worker.stdout.readline()  # type: ignore[union-attr]
+    if not line:
+        raise RuntimeError(f"a process that trains has ended with status {worker.wait()}; what it said is above")
+    return line
