@@ -108,7 +108,8 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.detach("finished" if kind is None else f"error: {kind.__name__}")
+        is_success = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.detach("finished" if is_success else f"error: {kind.__name__}")  # type: ignore[union-attr]
 
 
 def attach(model: nn.Module, /, *, optimizer: Any = None, settings: ProbeSettings | None = None, **given: Any) -> Probe:

@@ -286,7 +286,18 @@ def test_results_and_statements_of_a_job(tmp_path: Path) -> None:
     assert {row["model"] for row in said} == {"Net"}
 
 
-def test_a_context_that_fails_says_so_in_the_last_statement(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), attach(Net(), spool=tmp_path):
-        raise ZeroDivisionError
-    assert rows(tmp_path, "jobs")[-1]["exit_reason"] == "error: ZeroDivisionError"
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        (ZeroDivisionError(), "error: ZeroDivisionError"),
+        (SystemExit(3), "error: SystemExit"),
+        (SystemExit("no data"), "error: SystemExit"),
+        (SystemExit(0), "finished"),
+        (SystemExit(), "finished"),
+    ],
+    ids=repr,
+)
+def test_a_context_that_fails_says_so_in_the_last_statement(tmp_path: Path, end: BaseException, reason: str) -> None:
+    with pytest.raises(type(end)), attach(Net(), spool=tmp_path):
+        raise end
+    assert rows(tmp_path, "jobs")[-1]["exit_reason"] == reason
