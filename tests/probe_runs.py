@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -92,14 +91,16 @@ class Run:
         return value
 
     def result(self) -> dict[str, Any]:
-        """All that training can be told by: parameters, buffers, gradients, noted values, states of the generators."""
+        """All that training can be told by: parameters, buffers, gradients, noted values, state of torch's generator.
+
+        Not of Python's: threads of other libraries in this process draw from it too; a program of its own has that test.
+        """
         named = [(n, t) for m in self.models for n, t in [*m.named_parameters(), *m.named_buffers()]]
         return {
             "tensors": [(name, bits(tensor)) for name, tensor in named],
             "gradients": [(n, None if t.grad is None else bits(t.grad)) for n, t in named],
             "losses": self.losses,
             "torch": torch.random.get_rng_state().numpy().tobytes(),
-            "python": random.getstate(),
         }
 
 
@@ -114,7 +115,6 @@ def bits(tensor: torch.Tensor) -> bytes:
 def run(train: Train, spool: Path | None = None, **settings: Any) -> Run:
     """Train once from the same seed, and detach."""
     torch.manual_seed(7)
-    random.seed(7)
     made = Run(spool, settings)
     try:
         train(made)

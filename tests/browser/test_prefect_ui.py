@@ -118,8 +118,13 @@ def form(shown: Page, server: Server, deployment: str, name: str) -> None:
     shown.get_by_role("button", name="Run", exact=True).click()
     shown.get_by_role("menuitem", name="Custom run").click()
     shown.wait_for_url("**/run?**")
-    shown.get_by_label("Run Name").fill(name)
-    shown.get_by_label("Settings file (Optional)").fill(str(server.folder / "seedance.toml"))
+    fields = {"Run Name": name, "Settings file (Optional)": str(server.folder / "seedance.toml")}
+    end = time.monotonic() + PATIENCE_S
+    while any(shown.get_by_label(label).input_value() != value for label, value in fields.items()):
+        assert time.monotonic() < end, f"the form of {deployment} does not keep what is written"
+        for label, value in fields.items():
+            shown.get_by_label(label).fill(value)
+        shown.wait_for_timeout(1_500)  # a page that is still loading draws the form anew, with a name of its own
 
 
 def submit(shown: Page, server: Server, name: str) -> None:

@@ -49,6 +49,36 @@ DONE = """
 """
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_no_generator_is_drawn_from(runs: Runs, backend: str | None) -> None:
+    """Neither Python's nor torch's, whatever is sampled and counted."""
+    script = """
+        import random
+        import sys
+        import torch
+        from torch import nn
+        random.seed(7)
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3), nn.Linear(8, 4))
+        if len(sys.argv) > 1:
+            model.compile(backend=sys.argv[1])
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for _ in range(8):
+            model(torch.randn(random.randint(2, 4), 8)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            print(random.random(), torch.rand(1).item())
+    """
+    runs.write("draws.py", script)
+    words = ["draws.py", *([backend] if backend else [])]
+    bare = runs(*words)
+    for rate in ("0", "1000000"):
+        done = runs("-m", "seedance.run", *words, SEEDANCE_MAX_SAMPLE_PPM=rate)
+        assert done.stdout == bare.stdout
+        assert bare.stdout.count("\n") == 8
+    assert sum(row["units"] for row in runs.of("step_windows")) == 14
+
+
 def test_training_is_found_and_stays_the_same(runs: Runs) -> None:
     runs.write("train.py", TRAIN + DONE)
     bare = runs("train.py", "12")
