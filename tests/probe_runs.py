@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import torch
@@ -72,6 +75,8 @@ class Run:
     probes: list[Probe] = field(default_factory=list)
     models: list[nn.Module] = field(default_factory=list)
     losses: list[bytes] = field(default_factory=list)
+    python: Any = None
+    """State of Python's generator at the end."""
 
     def attach(self, model: nn.Module, **more: Any) -> Probe | None:
         """Attach a probe where this run has one."""
@@ -91,16 +96,14 @@ class Run:
         return value
 
     def result(self) -> dict[str, Any]:
-        """All that training can be told by: parameters, buffers, gradients, noted values, state of torch's generator.
-
-        Not of Python's: threads of other libraries in this process draw from it too; a program of its own has that test.
-        """
+        """All that training can be told by: parameters, buffers, gradients, noted values, states of the generators."""
         named = [(n, t) for m in self.models for n, t in [*m.named_parameters(), *m.named_buffers()]]
         return {
             "tensors": [(name, bits(tensor)) for name, tensor in named],
             "gradients": [(n, None if t.grad is None else bits(t.grad)) for n, t in named],
             "losses": self.losses,
             "torch": torch.random.get_rng_state().numpy().tobytes(),
+            "python": self.python,
         }
 
 
@@ -116,12 +119,36 @@ def run(train: Train, spool: Path | None = None, **settings: Any) -> Run:
     """Train once from the same seed, and detach."""
     torch.manual_seed(7)
     made = Run(spool, settings)
-    try:
-        train(made)
-    finally:
-        for probe in made.probes:
-            probe.detach()
+    with python_generator_alone():
+        random.seed(7)
+        try:
+            train(made)
+        finally:
+            for probe in made.probes:
+                probe.detach()
+        made.python = random.getstate()
     return made
+
+
+@contextmanager
+def python_generator_alone() -> Iterator[None]:
+    """Threads that run already draw from another generator meanwhile, as the keepalive of Prefect's websocket does at any time.
+
+    Threads that begin in here draw from the usual one: a probe's would be seen.
+    """
+    others = {thread.ident for thread in threading.enumerate()} - {threading.get_ident()}
+    apart = random.Random()
+    usual = {name: call for name, call in vars(random).items() if getattr(call, "__self__", None) is random._inst}
+
+    def of_thread(name: str) -> Callable[..., Any]:
+        def call(*given: Any, **named: Any) -> Any:
+            drawn = getattr(apart, name) if threading.get_ident() in others else usual[name]
+            return drawn(*given, **named)
+
+        return call
+
+    with patch.multiple(random, **{name: of_thread(name) for name in usual}):
+        yield
 
 
 def check_same(train: Train, folder: Path, rates: dict[str, int] | None = None, **settings: Any) -> dict[str, Run]:

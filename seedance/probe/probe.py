@@ -108,8 +108,8 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        is_success = kind is None or (isinstance(error, SystemExit) and error.code in (None, 0))
-        self.detach("finished" if is_success else f"error: {kind.__name__}")  # type: ignore[union-attr]
+        is_success = error is None or (isinstance(error, SystemExit) and error.code in (None, 0))
+        self.detach("finished" if is_success else f"error: {type(error).__name__}")
 
 
 def attach(model: nn.Module, /, *, optimizer: Any = None, settings: ProbeSettings | None = None, **given: Any) -> Probe:

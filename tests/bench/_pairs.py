@@ -84,7 +84,8 @@ def measure(
         here = [*kinds, *(rare if number % 5 == 0 else ())]
         found.append(_group(size, here, folder / str(number), rounds, number))
         if sys.stderr.isatty():
-            print(f"\r{number + 1} of {groups} groups of processes", end="", file=sys.stderr, flush=True)
+            end = "\n" if number + 1 == groups else ""
+            print(f"\r{number + 1} of {groups} groups of processes", end=end, file=sys.stderr, flush=True)
     return Measured(found)
 
 

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,16 +66,25 @@ def main(job: Job) -> None:
         training.step()
     training.wait()
     start = time.perf_counter()
-    close = _switch_on(job, training)
-    attached = time.perf_counter()
-    training.step()
-    training.wait()
-    first = time.perf_counter()
-    for _ in range(WARM_UP - 1):
+    with ExitStack() as stack:
+        kind = stack.enter_context(_kind(job, training))
+        attached = time.perf_counter()
         training.step()
-    training.wait()
-    gc.collect()
-    print("ready", flush=True)
+        training.wait()
+        first = time.perf_counter()
+        for _ in range(WARM_UP - 1):
+            training.step()
+        training.wait()
+        gc.collect()
+        print("ready", flush=True)
+        _blocks(job, training)
+        assert job.kind != PROBED or kind.is_on, "a probe that is off costs nothing"
+        end = time.perf_counter()
+    print(json.dumps(asdict(Told(attached - start, first - attached, time.perf_counter() - end))), flush=True)
+
+
+def _blocks(job: Job, training: Training) -> None:
+    """Steps as they are asked for."""
     unit, cpu = WARM_UP, time.process_time()
     for line in sys.stdin:
         steps = int(line)
@@ -83,33 +93,19 @@ def main(job: Job) -> None:
         sampled = [n for n in range(steps) if job.kind == PROBED and is_sampled(job.folder, 0, unit + n, MOST_PPM)]
         print(json.dumps(asdict(Block(wall, cpu - before, sampled))), flush=True)
         unit += steps
-    end = time.perf_counter()
-    close()
-    told = Told(attached - start, first - attached, time.perf_counter() - end)
-    print(json.dumps(asdict(told)), flush=True)
 
 
-def _switch_on(job: Job, training: Training) -> Any:
-    """From here on the steps are of the job's kind, until what is returned is called."""
+def _kind(job: Job, training: Training) -> AbstractContextManager[Any]:
+    """In this the steps are of the job's kind."""
     if job.kind == PROBED:
-        probe = attach(training.model, optimizer=training.optimizer, job_id=job.folder, spool=Path(job.folder))
-        assert probe.is_on
-
-        def close() -> None:
-            assert probe.is_on
-            probe.detach()
-
-        return close
-    if job.kind in PEERS:
+        return attach(training.model, optimizer=training.optimizer, job_id=job.folder, spool=Path(job.folder))
+    if job.kind == "flop_counter":
+        return FlopCounterMode(display=False)
+    if job.kind == "profiler":
         activity = torch.profiler.ProfilerActivity
         on_gpu = [activity.CUDA] if training.tokens.device.type == "cuda" else []
-        is_counter = job.kind == "flop_counter"
-        mode = (
-            FlopCounterMode(display=False) if is_counter else torch.profiler.profile(activities=[activity.CPU, *on_gpu])
-        )
-        mode.__enter__()
-        return lambda: mode.__exit__(None, None, None)
-    return lambda: None
+        return torch.profiler.profile(activities=[activity.CPU, *on_gpu])
+    return nullcontext()
 
 
 def _steps(training: Training, steps: int) -> list[float]:

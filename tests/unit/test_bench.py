@@ -10,7 +10,7 @@ import pytest
 from tests.bench._pairs import STEPS, Group, Measured, measure
 from tests.bench._training import LAUNCH_BOUND
 from tests.bench._turns import bounds, resampled, trimmed_mean, turns
-from tests.bench._worker import PEERS, PROBED, Block
+from tests.bench._worker import PEERS, PROBED, WARM_UP, Block
 from tests.bench.probe import KINDS, overhead_rows, spooled
 
 
@@ -80,7 +80,7 @@ def test_processes_step_in_turns_and_every_step_is_told(tmp_path: Path) -> None:
         assert all(second > 0 for block in blocks for second in [*block.wall, block.cpu])
     assert group.told[PROBED].attach > 0
     units = sum(row["units"] for table, row in spooled(tmp_path) if table == "raw_telemetry__step_windows")
-    assert units >= 2 * STEPS
+    assert units == WARM_UP + 2 * STEPS
     rows = overhead_rows(measured)
     assert {row["peer"] for row in rows} == {None, "budget", *PEERS.values()}
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,45 @@ def loop(run: Run, model: nn.Module, *, steps: int = 5, optimizer: Any = torch.o
     made = optimizer(model.parameters(), lr=1e-2)
     for _ in range(steps):
         run.note(step(model, made, torch.randn(4, 8)))
+
+
+def test_only_a_thread_that_ran_before_may_draw_from_pythons_generator(tmp_path: Path) -> None:
+    turn, drawn, is_over = threading.Event(), threading.Event(), threading.Event()
+
+    def keepalive() -> None:
+        while turn.wait() and not is_over.is_set():
+            turn.clear()
+            random.getrandbits(32)
+            drawn.set()
+
+    def beside(run: Run) -> None:
+        loop(run, Net())
+        turn.set()
+        assert drawn.wait(60)
+        drawn.clear()
+
+    def draws(run: Run) -> None:
+        if run.spool is not None:
+            random.getrandbits(32)
+
+    def draws_in_a_thread(run: Run) -> None:
+        thread = threading.Thread(target=draws, args=(run,))
+        thread.start()
+        thread.join()
+
+    other = threading.Thread(target=keepalive)
+    other.start()
+    try:
+        check_same(beside, tmp_path / "beside")
+        for train in (draws, draws_in_a_thread):
+            with pytest.raises(AssertionError, match="python differ"):
+                check_same(train, tmp_path / train.__name__)
+    finally:
+        is_over.set()
+        turn.set()
+        other.join()
+    with pytest.raises(AssertionError, match="not reproducible"):
+        check_same(lambda _: random.seed(), tmp_path / "seed")
 
 
 def test_a_training_with_dropout_gives_the_same_bits(tmp_path: Path) -> None:
