@@ -66,9 +66,10 @@ def test_a_sample_costs_what_its_step_and_the_next_took_more() -> None:
         Block([1.0, 5.0, 2.0, 1.0, 1.0], 0.0, sampled=[1]),
         Block([1.0, 1.0, 1.0, 1.0, 5.0], 0.0, sampled=[4]),  # its next is in another block
         Block([1.0, 5.0, 5.0, 1.0, 1.0], 0.0, sampled=[1, 2]),  # the second alone can be told
+        Block([9.0, 9.0, 1.0, 2.0], 0.0, sampled=[0]),  # most of the block is the sample's own
         Block([1.0] * 5, 0.0),
     ]
-    assert Measured([Group({"probe": blocks}, {})]).samples_s("probe") == [5.0, 4.0]
+    assert Measured([Group({"probe": blocks}, {})]).samples_s("probe") == [5.0, 4.0, 15.0]
 
 
 def test_processes_step_in_turns_and_every_step_is_told(tmp_path: Path) -> None:

@@ -31,9 +31,11 @@ def test_only_a_thread_that_ran_before_may_draw_from_pythons_generator(tmp_path:
     turn, drawn, is_over = threading.Event(), threading.Event(), threading.Event()
 
     def keepalive() -> None:
+        bits = 0
         while turn.wait() and not is_over.is_set():
             turn.clear()
-            random.getrandbits(32)
+            bits += 32
+            random.getrandbits(bits)  # more from turn to turn, so that no two trainings have the same beside them
             drawn.set()
 
     def beside(run: Run) -> None:
