@@ -25,6 +25,8 @@ from tests.bench._worker import Block, Job, Told
 
 STEPS = 5
 """Steps of a block."""
+BARE = ("bare", "control")
+"""Kinds of step that are the same, nothing at all: two processes a group, since half of the noise of a ratio is in its reference."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class Group:
     blocks: dict[str, list[Block]]
     told: dict[str, Told]
 
-    def step_s(self, kind: str, how: str = "wall") -> float:
-        """Seconds of a step, by wall or by CPU, of all that happened in the blocks."""
-        blocks = self.blocks[kind]
+    def step_s(self, *kinds: str, how: str = "wall") -> float:
+        """Seconds of a step of these kinds, by wall or by CPU, of all that happened in the blocks."""
+        blocks = [block for kind in kinds for block in self.blocks.get(kind, ())]
         spent = sum(block.cpu if how == "cpu" else sum(block.wall) for block in blocks)
         return spent / sum(len(block.wall) for block in blocks)
 
@@ -47,19 +49,20 @@ class Measured:
 
     groups: list[Group]
 
-    def ratios(self, kind: str, how: str = "wall") -> list[float]:
-        """A kind's step over the bare one, for each group that has it."""
-        return [group.step_s(kind, how) / group.step_s("bare", how) for group in self.groups if kind in group.blocks]
+    def ratios(self, kind: str, how: str = "wall", over: Sequence[str] = BARE) -> list[float]:
+        """A kind's step over the bare ones, for each group that has it."""
+        groups = [group for group in self.groups if kind in group.blocks]
+        return [group.step_s(kind, how=how) / group.step_s(*over, how=how) for group in groups]
 
-    def percent(self, kind: str, how: str = "wall") -> tuple[float, float, float]:
+    def percent(self, kind: str, how: str = "wall", over: Sequence[str] = BARE) -> tuple[float, float, float]:
         """What a kind costs over the bare steps, and both ends of its 95 % interval, in per cent."""
-        ratios = self.ratios(kind, how)
+        ratios = self.ratios(kind, how, over)
         low, high = bounds(resampled(ratios))
         return (trimmed_mean(ratios) - 1) * 100, (low - 1) * 100, (high - 1) * 100
 
     def bare_s(self, how: str = "wall") -> float:
         """Seconds of a bare step."""
-        return statistics.median(group.step_s("bare", how) for group in self.groups)
+        return statistics.median(group.step_s(*BARE, how=how) for group in self.groups)
 
     def samples_s(self, kind: str) -> list[float]:
         """Seconds that each sampled step took more than the others of its block.

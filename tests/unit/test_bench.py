@@ -53,12 +53,14 @@ def test_bounds_leave_two_and_a_half_percent_at_each_end() -> None:
 
 def test_a_group_gives_one_figure_of_all_its_steps() -> None:
     group = Group({"bare": [Block([1.0, 3.0], 2.0)], "x": [Block([2.0, 2.0], 3.0), Block([4.0, 4.0], 5.0)]}, {})
-    assert (group.step_s("bare"), group.step_s("bare", "cpu")) == (2.0, 1.0)
-    assert (group.step_s("x"), group.step_s("x", "cpu")) == (3.0, 2.0)
+    assert (group.step_s("bare"), group.step_s("bare", how="cpu")) == (2.0, 1.0)
+    assert (group.step_s("x"), group.step_s("x", how="cpu")) == (3.0, 2.0)
     other = Group({"bare": [Block([1.0], 1.0)]}, {})
     assert Measured([group, other]).ratios("x") == [1.5]
     assert Measured([group, other]).percent("x") == (50.0, 50.0, 50.0)
     assert Measured([group, other]).bare_s() == 1.5
+    twice = Measured([Group(group.blocks | {"control": [Block([3.0, 5.0], 2.0)]}, {})])
+    assert (twice.ratios("x"), twice.ratios("control", over=("bare",)), twice.bare_s()) == ([1.0], [2.0], 3.0)
 
 
 def test_a_sample_costs_what_its_step_and_the_next_took_more() -> None:
