@@ -26,7 +26,7 @@ from tests.bench._worker import Block, Job, Told
 STEPS = 5
 """Steps of a block."""
 BARE = ("bare", "control")
-"""Kinds of step that are the same, nothing at all: two processes a group, since half of the noise of a ratio is in its reference."""
+"""Kinds of step without anything: two processes a group, since half of the noise of a ratio is in its reference."""
 
 
 @dataclass(frozen=True)
