@@ -5,7 +5,7 @@ default. `overhead` is the time of all the probe's steps over that of the bare o
 trimmed mean over groups of processes; `overhead_upper` is the upper end of its 95 % interval by bootstrap over groups, which the
 budget of 1 % is held against. `overhead_cpu` is the same of CPU time, with all threads, steadier on a machine that is shared.
 Each group has two bare processes: `control` is one over the other, what the measure finds where there is nothing. Attaching and
-the counting run come once and are told apart. Nothing is asserted. Putting shards in place is another process's work and not in it.
+the counting run come once and are told apart. Nothing is asserted. Putting shards in place is another process's work, not in it.
 """
 
 from __future__ import annotations
