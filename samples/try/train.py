@@ -117,7 +117,8 @@ def main() -> None:
         if is_first and step + 1 == STEPS // 2:
             folder.mkdir(parents=True, exist_ok=True)
             torch.save({"model": model.module.state_dict(), "optimizer": optimizer.state_dict()}, folder / "half.pt")
-    torch.distributed.barrier()  # gloo has let go of the last gradients: torch 2.13 may abort when Python ends before that
+    torch.distributed.barrier()
+    time.sleep(0.2)  # gloo's threads drop the last gradients late: torch 2.13 aborts when one does so while Python ends
     torch.distributed.destroy_process_group()
 
 

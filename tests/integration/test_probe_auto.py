@@ -308,10 +308,12 @@ def test_our_own_failure_is_told_and_changes_nothing(runs: Runs) -> None:
     assert done.stderr.count("\n") == 1
 
 
-# The barrier: where gloo still holds the last gradients, torch 2.13 may abort when Python ends; without a probe too.
+# Barrier and pause: gloo's threads drop the last gradients late, and torch 2.13 aborts when one does so while Python ends;
+# without a probe too.
 RANKS = """
     import os
     import sys
+    import time
     import torch
     import torch.distributed as dist
     from torch import nn
@@ -327,6 +329,7 @@ RANKS = """
         optimizer.step()
     total = sum(p.double().sum() for p in model.parameters()).item()
     dist.barrier()
+    time.sleep(0.2)
     dist.destroy_process_group()
     print(f"{total!r} {sys.argv} {__name__} {'SEEDANCE_DIAGNOSTIC' in os.environ}\\n", end="", flush=True)
 """
@@ -363,6 +366,7 @@ def test_ranks_that_torch_spawns(runs: Runs) -> None:
     """No launcher tells them their rank: the process group does."""
     script = """
         import os
+        import time
         import torch
         import torch.distributed as dist
         from torch import nn
@@ -376,6 +380,7 @@ def test_ranks_that_torch_spawns(runs: Runs) -> None:
                 model(torch.ones(4, 8)).square().sum().backward()
                 optimizer.step()
             dist.barrier()
+            time.sleep(0.2)
             dist.destroy_process_group()
         if __name__ == "__main__":
             import socket
