@@ -1,9 +1,9 @@
 """Processes that train side by side and step in turns: what one kind of step costs over another.
 
 Each kind has a process of its own, as a training has; they take turns in blocks of a few steps, in an order drawn anew each time,
-on one core, so that whatever slows the machine slows them alike. What remains is where a process's memory happens to lie, which
-moves a training by a per cent from one start to the next and no turns within the process even out. So a group of processes gives
-one figure, and the interval is taken over groups of fresh ones.
+on one core, so that whatever slows the machine slows them alike. Many turns even out what changes meanwhile. What stays with a
+process for its life, such as where its memory happens to lie, no turns even out: it moves a training by about half a per cent
+from one start to the next. So a group of processes gives one figure, and the interval is taken over groups of fresh ones.
 """
 
 from __future__ import annotations

@@ -315,9 +315,7 @@ def overhead(device: str, folder: Path) -> dict[str, Any]:
         groups = 12 if device == "cuda" else 2
         with tempfile.TemporaryDirectory() as spool:
             told = {**size, "device": device}
-            measured = measure(
-                told, bench.KINDS, Path(spool), groups=groups, rounds=bench.ROUNDS, rare=tuple(bench.PEERS)
-            )
+            measured = measure(told, bench.KINDS, Path(spool), groups=groups, rounds=6, rare=tuple(bench.PEERS))
         rows += bench.overhead_rows(measured, f"gpu.{name}")
     (folder / "overhead.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return {f"{row['name']} | {row['peer']}": [row["value"], row["peer_value"]] for row in rows}
