@@ -23,7 +23,7 @@ from seedance.probe.counting import Counting
 from seedance.probe.hooks import HookManager
 from seedance.probe.models import Models
 from seedance.probe.patches import is_in_step
-from seedance.probe.sampling import Rate, is_sampled
+from seedance.probe.sampling import Draw, Rate
 from seedance.probe.settle import OpenUnit, Settler, Waits
 from seedance.probe.signature import Inputs, Signature, look
 from seedance.probe.trace import Trace
@@ -111,7 +111,8 @@ class Timeline:
         counting: Counting,
         step_window_ns: int,
     ) -> None:
-        self._job_id, self._attempt, self._around = job_id, attempt, around
+        self._around = around
+        self._draw = Draw(job_id, attempt)
         self._waits, self._rate, self._hooks, self._counting = waits, rate, hooks, counting
         self.settler = Settler(around.take, around.drop, around.due, rate=rate, utc=utc, step_window_ns=step_window_ns)
         self._clock: Clock = HostClock()
@@ -139,7 +140,7 @@ class Timeline:
 
     def identify(self, job_id: str, attempt: int) -> None:
         """Whose units these are, known late."""
-        self._job_id, self._attempt = job_id, attempt
+        self._draw = Draw(job_id, attempt)
 
     def may_begin(self) -> bool:
         """Whether a call is one that runs: not when it is recorded into a graph, or traced."""
@@ -239,7 +240,7 @@ class Timeline:
         self._number += 1
         self._is_first_of_group = True
         if (
-            is_sampled(self._job_id, self._attempt, unit.number, self._rate.p_ppm)
+            self._draw.is_sampled(unit.number, self._rate.p_ppm)
             and not self._around.models.is_compiled()
             and not self._counting.would_count(signature)  # once; then there is a name for the time that a sample finds
         ):
@@ -444,6 +445,8 @@ class Timeline:
 
 def _autocast() -> torch.dtype | None:
     """Compute dtype that autocast sets; None when it is off."""
+    if not torch._C._is_any_autocast_enabled():
+        return None
     if torch.is_autocast_enabled("cpu"):
         return torch.get_autocast_dtype("cpu")
     if torch.is_autocast_enabled("cuda"):

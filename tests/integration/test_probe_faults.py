@@ -174,7 +174,7 @@ OURS = [
     "units.Timeline.begin_region",
     "units.Timeline.may_begin",
     "units.look",
-    "units.is_sampled",
+    "sampling.Draw.is_sampled",
     "units.Trace",
     "trace.Trace.start",
     "trace.Trace._call",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from seedance.probe.sampling import MOST_PPM, Rate, is_sampled
+from seedance.probe.sampling import AHEAD, MOST_PPM, Draw, Rate, is_sampled
 from tests.fleet import timeline
 
 MS = 1_000_000
@@ -15,6 +15,16 @@ def test_known_units() -> None:
     """The same units on every host and in every release."""
     assert [u for u in range(400) if is_sampled("job-1", 0, u, 20_000)] == KNOWN
     assert [u for u in range(400) if is_sampled("job-1", 1, u, 20_000)] != KNOWN
+
+
+def test_units_drawn_some_at_a_time_are_the_same() -> None:
+    """In order, with some left out, from where they began before, and each at a rate of its own."""
+    draw = Draw("job-1", 0)
+    assert [u for u in range(400) if draw.is_sampled(u, 20_000)] == KNOWN
+    units = [0, 1, AHEAD - 1, AHEAD, 5, 6, 3 * AHEAD, 3 * AHEAD - 1, *range(7, 2_000, 7)]
+    for n, unit in enumerate(units):
+        p_ppm = (1_000_000, 300_000, 0)[n % 3]
+        assert draw.is_sampled(unit, p_ppm) == is_sampled("job-1", 0, unit, p_ppm)
 
 
 @pytest.mark.parametrize("p_ppm", [1, 5_000, 20_000, 999_999])
