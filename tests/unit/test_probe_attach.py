@@ -18,6 +18,8 @@ from torch.nn.modules import module as module_hooks
 
 import seedance
 from seedance.probe.probe import AttachError, Moment, active, attach
+from seedance.probe.sampling import is_sampled
+from seedance.probe.session import NO_BUDGET
 from seedance.probe.settings import SettingsError
 from tests.probe_runs import Net, check_clean, dicts, probing, rows, step, surroundings, totals
 
@@ -67,6 +69,22 @@ def test_a_unit_that_is_not_sampled_has_no_hook_at_all(tmp_path: Path, has_closu
                 optimizer.step()
     assert seen[0] > 0  # the first one is counted
     assert seen[4:] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(("job", "attempt"), [("job-1", 0), ("job-1", 3), ("job-2", 0)])
+def test_units_are_sampled_by_job_attempt_and_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: str, attempt: int
+) -> None:
+    """As the pipeline and the other ranks work it out, whatever a sample costs here."""
+    monkeypatch.setattr("seedance.probe.session.BUDGET_PPM", NO_BUDGET)
+    model = Net()
+    seen: list[bool] = []
+    model.head.register_forward_pre_hook(lambda *_: seen.append(bool(module_hooks._global_forward_hooks)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with attach(model, spool=tmp_path, job_id=job, attempt=attempt, max_sample_ppm=300_000):
+        for _ in range(150):
+            step(model, optimizer, X)
+    assert seen[4:] == [is_sampled(job, attempt, unit, 300_000) for unit in range(4, 150)]  # those before are counted
 
 
 def test_copies_and_pickles_in_the_middle_of_a_sampled_unit_are_clean(tmp_path: Path) -> None:

@@ -103,6 +103,21 @@ def test_each_shape_is_counted_once_and_later_ones_are_looked_up(tmp_path: Path)
     assert flops == {4: 3 * 3 * 2 * 4 * 64, 2: 2 * 3 * 2 * 2 * 64}
 
 
+def test_a_shape_is_counted_for_each_dtype_of_autocast(tmp_path: Path) -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with probing(model, tmp_path, max_sample_ppm=0):
+        for dtype in (None, torch.bfloat16, None, torch.float16, torch.bfloat16, None, torch.float16, torch.bfloat16):
+            with torch.autocast("cpu", dtype, enabled=dtype is not None):
+                step(model, optimizer, X)
+    flops: dict[str, int] = {}
+    for row in rows(tmp_path, "op_windows"):
+        if row["layer"] == "blocks.1.up" and row["op"] == "matmul":
+            flops[row["dtype"]] = flops.get(row["dtype"], 0) + row["flops"]
+    each = 3 * 2 * 4 * 64
+    assert flops == {"fp32": 3 * each, "bf16": 3 * each, "fp16": 2 * each}
+
+
 def test_only_so_many_shapes_are_counted_at_once(tmp_path: Path) -> None:
     class Varied(Net):
         def forward(self, x: torch.Tensor, much: int = 0) -> torch.Tensor:
