@@ -306,6 +306,7 @@ def _compiled_steps(probed: str | None) -> None:
 def overhead(device: str, folder: Path) -> dict[str, Any]:
     """What the probe costs, of a large step and of one that is nearly all launches."""
     rows = []
+    rounds = 6  # fewer than on a CPU: the check is to end within minutes
     torch.set_float32_matmul_precision("high")
     sizes = {
         "large": {"blocks": 24, "width": 1_024, "heads": 16, "vocabulary": 32_000, "batch": 8, "length": 512},
@@ -315,7 +316,7 @@ def overhead(device: str, folder: Path) -> dict[str, Any]:
         groups = 12 if device == "cuda" else 2
         with tempfile.TemporaryDirectory() as spool:
             told = {**size, "device": device}
-            measured = measure(told, bench.KINDS, Path(spool), groups=groups, rounds=6, rare=tuple(bench.PEERS))
+            measured = measure(told, bench.KINDS, Path(spool), groups=groups, rounds=rounds, rare=tuple(bench.PEERS))
         rows += bench.overhead_rows(measured, f"gpu.{name}")
     (folder / "overhead.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     return {f"{row['name']} | {row['peer']}": [row["value"], row["peer_value"]] for row in rows}
